@@ -1,0 +1,1 @@
+"""qjax: a JAX inference engine for hybrid Qwen models."""

@@ -1,0 +1,153 @@
+"""The `qjax` command: what it takes, and how it fails. What a subcommand does is in qjax/commands, imported only when it runs."""
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from qjax.config import EngineConfig
+from qjax.sampling import Sampling
+
+MODEL = "a directory (Hugging Face's, or one made by `qjax convert`), 'embedded', or 'random:PRESET' (random:0.8b; random:9b@8 is its first 8 layers)"
+SAMPLING = {
+    "temperature": (float, "0 takes the most likely token"),
+    "top_k": (int, "draw from this many tokens only; 0 is off"),
+    "top_p": (float, "draw from the fewest tokens with this much probability together"),
+    "min_p": (float, "draw from tokens with at least this share of the largest probability"),
+    "presence_penalty": (float, "subtracted from the logits of tokens that were generated"),
+    "repetition_penalty": (float, "divides the logits of tokens that were read or generated"),
+    "seed": (int, "the same seed draws the same tokens"),
+}
+
+
+def _layout(parser):
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _convert(parser):
+    parser.add_argument("source", metavar="SRC", help="directory of a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json")
+    parser.add_argument("target", metavar="DST", help="directory to make, or an empty one")
+
+
+def _certify(parser):
+    parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    EngineConfig.add_flags(parser)
+
+
+def _demo(parser):
+    EngineConfig.add_flags(parser)
+
+
+def _chat(parser):
+    _generation(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+
+
+def _generate(parser):
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="file with the prompt, or - for standard input (the default)")
+    _generation(parser)
+    parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be given more than once")
+
+
+def _bench(parser):
+    parser.add_argument("what", choices=["engine"], help="engine: prefill and decode rates, time to the first token cold and resumed")
+    parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    EngineConfig.add_flags(parser)
+
+
+def _generation(parser):
+    parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer in tokens (default 512)")
+    group = parser.add_argument_group("sampling")
+    for field in dataclasses.fields(Sampling):
+        read, text = SAMPLING[field.name]
+        group.add_argument("--" + field.name.replace("_", "-"), type=read, metavar="N" if read is int else "X", default=argparse.SUPPRESS, help=text)
+    EngineConfig.add_flags(parser)
+
+
+# name: (what it does, flags, examples)
+COMMANDS = {
+    "demo": ("shows on the embedded model that a resumed prompt gives the cold run's answer, and how much sooner", _demo, ["qjax demo"]),
+    "chat": (
+        "talks with a model in the terminal; each turn reads only what is new",
+        _chat,
+        ["qjax chat", "qjax chat --model ~/models/Qwen3.5-0.8B --temperature 0.7 --top-p 0.8 --top-k 20"],
+    ),
+    "generate": (
+        "continues a prompt from a file or standard input",
+        _generate,
+        ["qjax generate prompt.txt --max-tokens 100", "echo 'Once upon a time' | qjax generate --model ~/models/Qwen3.5-0.8B --stop '.'"],
+    ),
+    "certify": (
+        "measures on this machine where a resume is bit-exact, and prints the certificate",
+        _certify,
+        ["qjax certify", "qjax certify --model random:0.8b@4 --json"],
+    ),
+    "layout": (
+        "prints what a model keeps of a sequence, in bytes; reads no weights",
+        _layout,
+        ["qjax layout random:27b", "qjax layout ~/models/Qwen3.5-0.8B --json"],
+    ),
+    "convert": (
+        "rewrites a Hugging Face checkpoint in the form that the engine loads without any work on it",
+        _convert,
+        ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
+    ),
+    "bench": ("measures the engine", _bench, ["qjax bench engine", "qjax bench engine --model random:0.8b --json"]),
+}
+
+
+def sampling_flags(args: argparse.Namespace) -> dict:
+    """The sampling settings that were given on the command line, by the names of Sampling's fields."""
+    return {name: getattr(args, name) for name in SAMPLING if hasattr(args, name)}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="qjax",
+        description="JAX inference with functional state for the hybrid Qwen models: a prompt is prefilled once, and warm equals cold bit for bit.",
+        epilog="`qjax COMMAND --help` says more, with examples.",
+    )
+    top.add_argument("--version", action="version", version=f"qjax {importlib.metadata.version('qjax')}")
+    top.add_argument("--debug", action="store_true", help="show where an error came from")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (what, flags, examples) in COMMANDS.items():
+        flags(
+            commands.add_parser(
+                name,
+                help=what,
+                description=f"{what[0].upper()}{what[1:]}.",
+                epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, what the command says, 2 for wrong input, 130 after Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        return importlib.import_module(f"qjax.commands.{args.command}").run(args)
+    except BrokenPipeError:
+        # The reader of the output has gone, as `head` does: no fault. The interpreter's own flush at exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, OSError) as error:
+        if args.debug:
+            raise
+        print(f"qjax: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nqjax: interrupted; nothing that was saved is lost", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What each subcommand of `qjax` does: `run(args) -> int`, the exit status."""

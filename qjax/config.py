@@ -1,0 +1,68 @@
+"""The engine's settings, each with its flag: one place."""
+
+import argparse
+import dataclasses
+import math
+from dataclasses import field
+from pathlib import Path
+
+from qjax.state import BLOCK
+
+EXACTNESS = ("auto", "grid")
+
+
+def _path_or_none(text: str) -> Path | None:
+    return None if text == "none" else Path(text).expanduser()
+
+
+def _flag(read, text: str, **more) -> dict:
+    return {"type": read, "help": text, **more}
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is started with; ValueError names the field that is out of range.
+
+    The flags that `add_flags` makes are the fields with dashes: `--kv-gb` for `kv_gb`.
+    """
+
+    grid: int = field(
+        default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, a multiple of {BLOCK} (default 1024)", metavar="N")
+    )
+    kv_gb: float | None = field(
+        default=None, metadata=_flag(float, "size of the page pool in GiB (default: what --context-tokens needs)", metavar="X")
+    )
+    context_tokens: int | None = field(default=None, metadata=_flag(int, "longest sequence in tokens (default: the model's own limit)", metavar="N"))
+    compile_cache: Path | None = field(
+        default_factory=lambda: Path.home() / ".cache" / "qjax" / "compile",
+        metadata=_flag(
+            _path_or_none, "directory that keeps compiled programs from run to run, or none (default ~/.cache/qjax/compile)", metavar="DIR"
+        ),
+    )
+    exactness: str = field(
+        default="auto",
+        metadata=_flag(
+            str, "auto measures at the start where a resume is bit-exact; grid trusts the grid lines only (default auto)", choices=EXACTNESS
+        ),
+    )
+
+    def __post_init__(self):
+        self._check("grid", f"a positive multiple of {BLOCK}", isinstance(self.grid, int) and self.grid > 0 and self.grid % BLOCK == 0)
+        self._check("kv_gb", "a positive number of GiB", self.kv_gb is None or (self.kv_gb > 0 and math.isfinite(self.kv_gb)))
+        self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
+        self._check("exactness", " or ".join(EXACTNESS), self.exactness in EXACTNESS)
+
+    def _check(self, name: str, wanted: str, holds: bool) -> None:
+        if not holds:
+            raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds one flag for each field; one that is not given leaves the field's default in force."""
+        group = parser.add_argument_group("engine")
+        for f in dataclasses.fields(cls):
+            group.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **f.metadata)
+
+    @classmethod
+    def from_flags(cls, args: argparse.Namespace) -> "EngineConfig":
+        return cls(**{f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)})

@@ -1,0 +1,1 @@
+"""The model: its config, weights, checkpoint formats, tokenizer, chat template and forward pass."""

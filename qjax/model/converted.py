@@ -1,0 +1,81 @@
+"""A converted checkpoint: the stacked tree as an Orbax checkpoint, beside the small files of the directory that it was made from."""
+
+import json
+from pathlib import Path
+
+import jax
+
+from qjax.model.checkpoint import CheckpointError, read_json
+from qjax.model.config import ModelConfig
+from qjax.model.weights import spec
+
+MARKER, PARAMS = "qjax.json", "params"
+FORMAT = 1
+
+
+def is_converted(directory: Path) -> bool:
+    """True for a directory that `write` completed."""
+    return (directory / MARKER).is_file()
+
+
+def write(directory: Path, params: dict, config: ModelConfig) -> None:
+    """Write the tree into an existing directory, and last the marker, which lists the files of the tree with their lengths."""
+    with _checkpointer() as checkpointer:
+        checkpointer.save(directory.resolve() / PARAMS, params)
+    marker = {"format": FORMAT, "dtype": config.dtype, "bytes": _lengths(directory)}
+    (directory / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
+
+
+def read(directory: Path, config: ModelConfig) -> dict:
+    """The tree as jax arrays on the default device, in the form that is held. Raises CheckpointError."""
+    marker = read_json(directory / MARKER)
+    if marker.get("format") != FORMAT or not isinstance(marker.get("bytes"), dict):
+        raise CheckpointError(f"{directory / MARKER}: expected format {FORMAT}, found {marker.get('format')!r}")
+    if marker.get("dtype") != config.dtype:
+        raise CheckpointError(f"{directory}: expected weights converted as {config.dtype}, found {marker.get('dtype')!r}")
+    there = _lengths(directory)
+    # a restore of a cut file fails only after it began, and then also in the threads that it left behind
+    faults = [f"{k}: expected {n} bytes, found {there.get(k, 'no file')}" for k, n in marker["bytes"].items() if there.get(k) != n]
+    if faults:
+        raise CheckpointError(f"{directory}: damaged:" + "".join(f"\n  {f}" for f in faults))
+    path = directory.resolve() / PARAMS
+    import orbax.checkpoint as ocp
+
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    target = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), spec(config))
+    try:
+        with _checkpointer() as checkpointer:
+            _compare(path, checkpointer.metadata(path).item_metadata.tree, target)
+            args = ocp.checkpoint_utils.construct_restore_args(target)
+            return checkpointer.restore(path, ocp.args.PyTreeRestore(item=target, restore_args=args))
+    except CheckpointError:
+        raise
+    except Exception as e:  # Orbax and tensorstore raise many kinds for a damaged directory
+        raise CheckpointError(f"{path}: expected a whole Orbax checkpoint, found: {e}") from e
+
+
+def _lengths(directory: Path) -> dict[str, int]:
+    """Bytes of each file of the tree, by its path below the directory."""
+    files = sorted(p for p in (directory / PARAMS).rglob("*") if p.is_file())
+    return {p.relative_to(directory).as_posix(): p.stat().st_size for p in files}
+
+
+def _compare(path: Path, found: dict, wanted: dict) -> None:
+    """Raise CheckpointError with every leaf that is missing, unexpected or of another shape or dtype (a restore would convert in silence)."""
+    there = {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(found)}
+    want = {jax.tree_util.keystr(k): v for k, v in jax.tree_util.tree_leaves_with_path(wanted)}
+    faults = [f"unexpected leaf {key}" for key in there.keys() - want.keys()]
+    for key, leaf in want.items():
+        if key not in there:
+            faults.append(f"missing leaf {key}")
+        elif (tuple(there[key].shape), there[key].dtype) != (leaf.shape, leaf.dtype):
+            faults.append(f"{key}: expected {leaf.dtype}{list(leaf.shape)}, found {there[key].dtype}{list(there[key].shape)}")
+    if faults:
+        raise CheckpointError(f"{path}: leaves do not fit the config:" + "".join(f"\n  {f}" for f in faults))
+
+
+def _checkpointer():
+    """Orbax's checkpointer (imported here: it takes 0.7 s), storing plain bytes: zstd halves the speed of a load and saves a quarter."""
+    import orbax.checkpoint as ocp
+
+    return ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False, use_compression=False)

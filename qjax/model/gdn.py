@@ -1,0 +1,260 @@
+"""Gated DeltaNet on 64-row blocks aligned to absolute positions.
+
+The state S is kept as of the last block line, the open block keeps its inputs; each row of the block's inverse is made by
+forward substitution, so a row never depends on the rows after it. `chunk` computes whole blocks (prefill), `step` only the
+new rows of one block (decode, verify): the same products on the same operands, hence the same bits.
+
+Formulas: the chunked form of the gated delta rule. With G = cumsum(g) in the block and D[i, j] = exp(G_i - G_j), i >= j:
+A = strict_lower(beta K K^T * D), T = (I + A)^-1, rhs = beta (V - exp(G) K S), U = T rhs,
+out = exp(G) Q S + (Q K^T * D) U, and at the line S <- exp(G_63) S + (exp(G_63 - G) K)^T U.
+
+Letters: N rows of whole blocks, B blocks, Hk key heads, Hv value heads, dk, dv, C = 2 Hk dk + Hv dv channels.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.model.config import ModelConfig
+from qjax.model.layers import einsum, f32, l2_norm, product, rms_norm, silu, sum_of_squares
+from qjax.state import BLOCK
+
+SLACK = 16
+"""Rows past a block in the open block's scratch, so that the padding of a narrow step never clamps onto real rows."""
+
+
+COLUMNS = 64
+"""Products with S and with U are row-pure where their columns are a multiple of this (found by trial: 16, 32 and 48 are not, 64 and
+128 are, float32 on a CPU), so narrower value heads are padded inside; the family's real heads have 128."""
+
+
+def pad_columns(a):
+    return jnp.pad(a, ((0, 0),) * (a.ndim - 1) + ((0, -a.shape[-1] % COLUMNS),))
+
+
+def scratch_shapes(c: ModelConfig) -> dict[str, tuple[tuple[int, ...], str]]:
+    """One layer's open block: name -> (shape, dtype).
+
+    u: raw inputs of the convolution, three rows before the line and the block's; beta, g: gates; k, T, rhs, U: what the next
+    row needs of the rows before it, derived from the inputs.
+    """
+    B = BLOCK + SLACK
+    Hk, Hv, dk, C = c.key_heads, c.value_heads, c.key_dim, c.conv_channels
+    dv = c.value_dim + -c.value_dim % COLUMNS
+    return {
+        "u": ((c.conv - 1 + B, C), c.dtype),
+        "beta": ((Hv, B), "float32"),
+        "g": ((Hv, B), "float32"),
+        "k": ((Hk, B, dk), "float32"),
+        "T": ((Hv, B, BLOCK), "float32"),
+        "rhs": ((Hv, B, dv), "float32"),
+        "U": ((Hv, B, dv), "float32"),
+    }
+
+
+def project(w, x, c: ModelConfig):
+    """x: [T, D] -> u: [T, C] raw, z: [T, Hv dv], beta: [T, Hv], g: [T, Hv] (float32 but u, which is the model's dtype)."""
+    h = rms_norm(x, w["input_norm"], c.eps, x.dtype)
+    Z = c.conv_channels + c.value_heads * c.value_dim
+    u, z, b, a = jnp.split(product(h, w["inputs"]), [c.conv_channels, Z, Z + c.value_heads], axis=-1)
+    g = jax.nn.softplus(a + w["dt_bias"].astype(f32)[None]) / -jnp.exp(-w["A_log"])[None]
+    return u.astype(x.dtype), z, jax.nn.sigmoid(b), g
+
+
+def convolve(w, u, c: ModelConfig):
+    """u: [3 + N, C] -> q: [N, Hk, dk] scaled, k: [N, Hk, dk], v: [N, Hv, dv], float32."""
+    N = u.shape[0] - (c.conv - 1)
+    taps = w["conv"].astype(f32)
+    y = sum(u[j : j + N].astype(f32) * taps[None, :, j] for j in range(c.conv))
+    keys = c.key_heads * c.key_dim
+    q, k, v = jnp.split(silu(y), [keys, 2 * keys], axis=-1)
+    q, k = (a.reshape(N, c.key_heads, c.key_dim) for a in (q, k))
+    return l2_norm(q) * c.key_dim**-0.5, l2_norm(k), v.reshape(N, c.value_heads, c.value_dim)
+
+
+def output(w, out, z, c: ModelConfig, dtype):
+    """The gated norm and the output product. out: float32 [T, Hv, dv], z: [T, Hv dv] -> [T, D]."""
+    y = out * lax.rsqrt(sum_of_squares(out) / c.value_dim + c.eps) * w["norm"][None, None]
+    return product((y.reshape(z.shape) * silu(z)).astype(dtype), w["out"]).astype(dtype)
+
+
+def decay(G, rows):
+    """exp(G_i - G_j) where j <= i, else 0. G: [..., Hv, BLOCK] cumulated over the block, rows: int [R] -> [..., Hv, R, BLOCK]."""
+    Gi = jnp.take(G, jnp.minimum(rows, BLOCK - 1), axis=-1)
+    seen = jnp.arange(BLOCK)[None] <= rows[:, None]
+    seen = seen.reshape((1,) * (G.ndim - 1) + seen.shape)
+    return jnp.exp(jnp.where(seen, Gi[..., :, None] - G[..., None, :], -jnp.inf))
+
+
+def by_value_head(a, c: ModelConfig):
+    """[..., Hk, R, X] -> [..., Hv, R, X]: value head h reads key head h // (Hv / Hk)."""
+    return jnp.repeat(a, c.value_heads // c.key_heads, axis=-3)
+
+
+def substitute(A, T, first, last):
+    """Rows first .. last of T = (I + A)^-1 by forward substitution, from the rows above.
+
+    A: [..., R, BLOCK], its row i is the block's row first + i. T: [..., at least BLOCK, BLOCK]. A row is `e_t - A_t T`: a
+    product, because a fused sum is impure and slower.
+    """
+    batch, shape = A.shape[:-2], T.shape
+    A, T = A.reshape(-1, *A.shape[-2:]), T.reshape(-1, *T.shape[-2:])
+
+    def row(t, T):
+        a = lax.dynamic_index_in_dim(A, t - first, 1, keepdims=True)
+        new = jax.nn.one_hot(t, BLOCK, dtype=f32)[None, None] - einsum("bij,bjk->bik", a, T[:, :BLOCK])
+        return lax.dynamic_update_slice_in_dim(T, new, t, axis=1)
+
+    return lax.fori_loop(first, last, row, T).reshape(shape)
+
+
+def pairs(q, k_rows, k, beta, G, rows, c: ModelConfig):
+    """A and (Q K^T) * D of block rows `rows`. q, k_rows: [..., Hk, R, dk], k: [..., Hk, BLOCK, dk], beta: [..., Hv, R]."""
+    both = einsum("...id,...jd->...ij", jnp.concatenate([k_rows, q], axis=-2), k)
+    R = rows.shape[0]
+    kk, qk = by_value_head(both[..., :R, :], c), by_value_head(both[..., R:, :], c)
+    D = decay(G, rows)
+    before = (jnp.arange(BLOCK)[None] < rows[:, None]).reshape((1,) * (G.ndim - 1) + (R, BLOCK))
+    return jnp.where(before, kk * D * beta[..., None], 0), qk * D
+
+
+def read(S, k, q, G, c: ModelConfig):
+    """exp(G) K S and exp(G) Q S in one pass over S, one above the other: [Hv, 2R, dv]. k, q: [Hk, R, dk], G: [Hv, R].
+
+    The rows are scaled before the product, so that no multiplication feeds the subtraction `v - exp(G) K S` (layers.silu).
+    """
+    rows = jnp.concatenate([by_value_head(k, c), by_value_head(q, c)], axis=1)
+    return einsum("hid,hdv->hiv", rows * jnp.exp(jnp.concatenate([G, G], axis=1))[..., None], S)
+
+
+def close(S, k, G, U, c: ModelConfig):
+    """The state at the block's end line. S: [Hv, dk, dv], k: [Hk, BLOCK, dk], G: [Hv, BLOCK], U: [Hv, BLOCK, dv]."""
+    last = G[:, -1]
+    aged = by_value_head(k, c) * jnp.exp(last[:, None] - G)[..., None]
+    return jnp.exp(last)[:, None, None] * S + einsum("hjd,hjv->hdv", aged, U[..., : S.shape[-1]])
+
+
+def whole_blocks(q, k, v, beta, g, S, ends, c: ModelConfig):
+    """All rows of B blocks that follow one another.
+
+    q, k: [B, Hk, BLOCK, dk], v: [B, Hv, BLOCK, dv], beta, g: [B, Hv, BLOCK], S: [Hv, dk, dv] at the first line. ends: int32,
+    blocks before it are full and move the state. Returns out [B, Hv, BLOCK, dv], S, and T, rhs, U of block `ends`.
+    """
+    rows = jnp.arange(BLOCK)
+    v, S = pad_columns(v), pad_columns(S)
+    G = jnp.cumsum(g, axis=-1)
+    A, attend = pairs(q, k, k, beta, G, rows, c)
+    T = substitute(A, jnp.zeros_like(A), 0, BLOCK)
+
+    def block(carry, i):
+        S, rhs_kept, U_kept = carry
+        seen = read(S, k[i], q[i], G[i], c)
+        rhs = beta[i][..., None] * (v[i] - seen[:, :BLOCK])
+        U = einsum("hij,hjv->hiv", T[i], rhs)
+        out = seen[:, BLOCK:] + einsum("hij,hjv->hiv", attend[i], U)
+        mine = i == ends
+        kept = jnp.where(mine, rhs, rhs_kept), jnp.where(mine, U, U_kept)
+        return (jnp.where(i < ends, close(S, k[i], G[i], U, c), S), *kept), out
+
+    none = jnp.zeros_like(v[0])
+    (S, rhs, U), out = lax.scan(block, (S, none, none), jnp.arange(q.shape[0]))
+    at = jnp.minimum(ends, q.shape[0] - 1)
+    return out[..., : c.value_dim], S[..., : c.value_dim], {"T": lax.dynamic_index_in_dim(T, at, 0, keepdims=False), "rhs": rhs, "U": U}
+
+
+def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
+    """A prefill chunk of n real rows of x: [T, D], beginning `off` rows past a block line (0 where aligned).
+
+    S: [Hv, dk, dv] at that line; opened: u, beta, g of the open block (scratch shapes). Returns [T, D], S at the last line
+    that the rows reach, and the open block past it.
+    """
+    T, tail = x.shape[0], c.conv - 1
+    B = T // BLOCK + (0 if aligned else 1)
+    raw, z, beta, g = project(w, x, c)
+
+    def place(rows, before, at):
+        """Puts `rows` at row `at` behind the rows of the open block: [lead + B * BLOCK, ...]."""
+        lead = before.shape[0] - BLOCK - SLACK
+        if aligned:
+            return jnp.concatenate([before[:lead], rows])
+        room = jnp.zeros((lead + B * BLOCK, *rows.shape[1:]), rows.dtype)
+        return lax.dynamic_update_slice_in_dim(room.at[: lead + BLOCK].set(before[: lead + BLOCK]), rows, lead + at, axis=0)
+
+    u = place(raw, opened["u"], off)
+    beta, g = (place(a, opened[name].T, off) for a, name in ((beta, "beta"), (g, "g")))
+
+    def blocks(a):
+        """[B * BLOCK, heads, ...] -> [B, heads, BLOCK, ...]"""
+        return jnp.moveaxis(a.reshape(B, BLOCK, *a.shape[1:]), 2, 1)
+
+    q, k, v = (blocks(a) for a in convolve(w, u, c))
+    beta, g = blocks(beta), blocks(g)
+    ends = (off + n) // BLOCK
+    out, S, derived = whole_blocks(q, k, v, beta, g, S, ends, c)
+    out = jnp.moveaxis(out, 1, 2).reshape(B * BLOCK, c.value_heads, c.value_dim)
+    if not aligned:
+        out = lax.dynamic_slice_in_dim(out, off, T, axis=0)
+
+    at = jnp.minimum(ends, B - 1)  # where every block is full the open one is empty, and what stands here is never read
+    opened = {name: lax.dynamic_index_in_dim(a, at, 0, keepdims=False) for name, a in {"beta": beta, "g": g, "k": k}.items()}
+    u = jnp.pad(u, ((0, BLOCK + SLACK), (0, 0)))
+    opened = {name: jnp.pad(a, ((0, 0), (0, SLACK)) + ((0, 0),) * (a.ndim - 2)) for name, a in (opened | derived).items()}
+    opened["u"] = lax.dynamic_slice_in_dim(u, ends * BLOCK, tail + BLOCK + SLACK, axis=0)
+    return output(w, out, z, c, x.dtype), S, opened
+
+
+def reopen(w, S, conv, u, beta, g, c: ModelConfig):
+    """The open block's scratch, made again from its inputs. conv: [C, 3], u: [BLOCK, C], beta, g: [Hv, BLOCK]."""
+    u = jnp.concatenate([conv.T, u])
+    q, k, v = (a.swapaxes(0, 1)[None] for a in convolve(w, u, c))
+    _, _, derived = whole_blocks(q, k, v, beta[None], g[None], S, 0, c)
+    opened = {"u": u, "beta": beta, "g": g, "k": k[0]} | derived
+    rows_axis = {"u": 0}
+    return {name: jnp.pad(a, [(0, SLACK if i == rows_axis.get(name, 1) else 0) for i in range(a.ndim)]) for name, a in opened.items()}
+
+
+def step(w, x, S, opened, layer, off, n, c: ModelConfig):
+    """n new rows of x: [T, D], T <= SLACK, all in one block from its row `off`.
+
+    S: [Hv, dk, dv], read only. opened: the scratch of all GDN layers, of which `layer`'s rows are written in place.
+    Returns [T, D] and the scratch.
+    """
+    T, tail = x.shape[0], c.conv - 1
+    raw, z, beta, g = project(w, x, c)
+    rows = off + jnp.arange(T)
+
+    def put(name, new, row):
+        """Writes rows [heads, T, ...] (u: [T, C]) of this layer."""
+        new = lax.bitcast_convert_type(new, opened[name].dtype)
+        start = (layer, row, 0) if name == "u" else (layer, 0, row) + (0,) * (new.ndim - 2)
+        opened[name] = lax.dynamic_update_slice(opened[name], new[None], start)
+
+    def whole(name):
+        """[heads, BLOCK, ...] of this layer."""
+        return lax.dynamic_index_in_dim(opened[name], layer, 0, keepdims=False)[:, :BLOCK]
+
+    opened = dict(opened)
+    put("u", raw, tail + off)
+    window = lax.dynamic_slice(opened["u"], (layer, off, 0), (1, tail + T, raw.shape[1]))[0]
+    q, k, v = (a.swapaxes(0, 1) for a in convolve(w, lax.bitcast_convert_type(window, x.dtype), c))
+    v, S = pad_columns(v), pad_columns(S)
+    beta, g = beta.T, g.T
+    for name, new in (("k", k), ("beta", beta), ("g", g)):
+        put(name, new, off)
+
+    G = jnp.cumsum(whole("g"), axis=-1)
+    A, attend = pairs(q, k, whole("k"), beta, G, rows, c)
+    inverse = substitute(A, whole("T"), off, off + n)
+    put("T", take_rows(inverse, rows), off)
+    seen = read(S, k, q, take_rows(G, rows), c)
+    put("rhs", beta[..., None] * (v - seen[:, :T]), off)
+    put("U", einsum("hij,hjv->hiv", take_rows(inverse, rows), whole("rhs")), off)
+    out = seen[:, T:] + einsum("hij,hjv->hiv", attend, whole("U"))
+    return output(w, out[..., : c.value_dim].swapaxes(0, 1), z, c, x.dtype), opened
+
+
+def take_rows(a, rows):
+    """Rows of [heads, BLOCK, ...]; a padding row past the block takes the last one."""
+    return jnp.take(a, jnp.minimum(rows, BLOCK - 1), axis=1)

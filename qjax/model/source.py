@@ -1,0 +1,103 @@
+"""Where a model comes from: a Hugging Face directory, a converted one, the embedded checkpoint, or random weights of a preset's sizes."""
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+
+import jax
+
+from qjax.model import converted, weights
+from qjax.model.checkpoint import CheckpointError, read_json, read_tensors
+from qjax.model.config import ModelConfig
+from qjax.model.template import Template
+from qjax.model.tokenizer import Tokenizer
+
+EMBEDDED = Path(__file__).parent.parent / "embedded"
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "repetition_penalty")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A loaded model. `params`: the tree of `weights.spec`, on the device. `template`: None where the checkpoint has none.
+
+    `generation`: the sampling fields that generation_config.json sets. `load_seconds`: reading or making the weights and placing them.
+    """
+
+    name: str
+    config: ModelConfig
+    params: dict
+    tokenizer: Tokenizer
+    template: Template | None
+    generation: dict
+    load_seconds: float
+
+
+def load(spec: str | Path, *, dtype: str | None = None, seed: int = 0) -> Model:
+    """Load "embedded", "random:PRESET[@LAYERS]" (weights of `seed`, the embedded tokenizer), or a directory, converted or not.
+
+    `dtype`: "bfloat16" or "float32" instead of the config's own. Raises CheckpointError.
+    """
+    spec = str(spec)
+    if spec.startswith("random:"):
+        parts = re.fullmatch(r"random:([^@]+)(?:@(\d+))?", spec)
+        if parts is None:
+            raise CheckpointError(f"model: expected random:PRESET[@LAYERS], found {spec!r}")
+        config = ModelConfig.preset(parts[1])
+        config = config if parts[2] is None else config.with_layers(int(parts[2]))
+        return _assemble(spec, EMBEDDED, _typed(config, dtype), lambda config: weights.random(config, seed))
+    directory = EMBEDDED if spec == "embedded" else Path(spec)
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing there"
+        raise CheckpointError(f'{spec}: expected a directory, "embedded" or "random:PRESET[@LAYERS]", found {found}')
+    config = _typed(ModelConfig.from_file(directory / "config.json"), dtype)
+    name = spec if spec == "embedded" else directory.resolve().name
+    reader = converted.read if converted.is_converted(directory) else read_tensors
+    return _assemble(name, directory, config, lambda config: reader(directory, config))
+
+
+def _typed(config: ModelConfig, dtype: str | None) -> ModelConfig:
+    return config if dtype is None else dataclasses.replace(config, dtype=dtype)
+
+
+def _assemble(name: str, directory: Path, config: ModelConfig, make_params) -> Model:
+    """The model of `make_params(config)` with the tokenizer, template and defaults of a directory; the cheap checks come first."""
+    tokenizer = Tokenizer.from_directory(directory, () if name.startswith("random:") else config.eos)
+    if tokenizer.size > config.vocab:
+        raise CheckpointError(f"{directory / 'tokenizer.json'}: expected ids below vocab_size = {config.vocab}, found {tokenizer.size - 1}")
+    template, generation = _template(directory, tokenizer), _generation(directory)
+    start = time.perf_counter()
+    params = jax.block_until_ready(jax.device_put(make_params(config)))
+    return Model(name, config, params, tokenizer, template, generation, time.perf_counter() - start)
+
+
+def _template(directory: Path, tokenizer: Tokenizer) -> Template | None:
+    """chat_template.jinja, or the template that older checkpoints keep in tokenizer_config.json."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise CheckpointError(f"{path}: expected UTF-8 text, found: {e}") from e
+    else:
+        path = directory / "tokenizer_config.json"
+        source = read_json(path, required=False).get("chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(f"{path}: chat_template: expected one template, found {type(source).__name__}")
+    try:
+        return Template(source, tokenizer)
+    except CheckpointError as e:
+        raise CheckpointError(f"{path}: {e}") from e
+
+
+def _generation(directory: Path) -> dict:
+    """The sampling fields of generation_config.json; a temperature of 0 where it says do_sample false."""
+    path = directory / "generation_config.json"
+    stated = read_json(path, required=False)
+    fields = {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
+    faults = [f"{k}: expected a number, found {v!r}" for k, v in fields.items() if isinstance(v, bool) or not isinstance(v, (int, float))]
+    if faults:
+        raise CheckpointError(f"{path}: {'; '.join(faults)}")
+    return fields | {"temperature": 0.0} if stated.get("do_sample") is False else fields
