@@ -6,7 +6,7 @@ import math
 from dataclasses import field
 from pathlib import Path
 
-from qjax.state import BLOCK
+from qjax.state import BLOCK, Layout
 
 EXACTNESS = ("auto", "grid")
 
@@ -29,8 +29,8 @@ class EngineConfig:
     grid: int = field(
         default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, a multiple of {BLOCK} (default 1024)", metavar="N")
     )
-    kv_gb: float | None = field(
-        default=None, metadata=_flag(float, "size of the page pool in GiB (default: what --context-tokens needs)", metavar="X")
+    kv_gb: float = field(
+        default=2.0, metadata=_flag(float, "page pool in GiB, at the most (default 2; less where two longest sequences fit)", metavar="X")
     )
     context_tokens: int | None = field(default=None, metadata=_flag(int, "longest sequence in tokens (default: the model's own limit)", metavar="N"))
     compile_cache: Path | None = field(
@@ -48,13 +48,27 @@ class EngineConfig:
 
     def __post_init__(self):
         self._check("grid", f"a positive multiple of {BLOCK}", isinstance(self.grid, int) and self.grid > 0 and self.grid % BLOCK == 0)
-        self._check("kv_gb", "a positive number of GiB", self.kv_gb is None or (self.kv_gb > 0 and math.isfinite(self.kv_gb)))
+        self._check("kv_gb", "a positive number of GiB", self.kv_gb > 0 and math.isfinite(self.kv_gb))
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
         self._check("exactness", " or ".join(EXACTNESS), self.exactness in EXACTNESS)
 
     def _check(self, name: str, wanted: str, holds: bool) -> None:
         if not holds:
             raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    def pages(self, layout: Layout, context: int) -> tuple[int, int, int]:
+        """Pages of the pool, pages of the longest sequence, and its tokens, for a model with this context.
+
+        ValueError where the context is above the model's, or the pool holds no page.
+        """
+        limit = context if self.context_tokens is None else self.context_tokens
+        if limit > context:
+            raise ValueError(f"context_tokens must be at most the model's {context:,}, not {limit:,}")
+        affordable = int(self.kv_gb * 2**30) // layout.page_bytes
+        if affordable < 1:
+            raise ValueError(f"kv_gb must hold a page of {layout.page_bytes:,} bytes ({layout.grid} tokens), not {self.kv_gb} GiB")
+        sequence = min(-(-limit // layout.grid), affordable)
+        return min(2 * sequence + 2, affordable), sequence, min(limit, sequence * layout.grid)
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:

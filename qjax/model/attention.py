@@ -38,10 +38,11 @@ def attention(w, x, pool, table, at, start, n, c: ModelConfig, angles):
     pool = {name: write_rows(pool[name], page, at, row, n, new[name].swapaxes(0, 1).astype(x.dtype)) for name in pool}
 
     q = q.reshape(T, Hk, H // Hk, d).transpose(1, 2, 0, 3).astype(x.dtype)  # [Hk, groups, T, d]
-    outs = [
-        walk(q[:, :, i : i + QUERY_ROWS].reshape(Hk, -1, d), pool, table, at, start + i, start + jnp.minimum(i + QUERY_ROWS, n), min(T - i, QUERY_ROWS))
-        for i in range(0, T, QUERY_ROWS)
-    ]
+    outs = []
+    for i in range(0, T, QUERY_ROWS):
+        some = q[:, :, i : i + QUERY_ROWS]
+        end = start + jnp.minimum(i + QUERY_ROWS, n)
+        outs.append(walk(some.reshape(Hk, -1, d), pool, table, at, start + i, end, some.shape[2]))
     out = jnp.concatenate([o.reshape(Hk, H // Hk, -1, d) for o in outs], axis=2).transpose(2, 0, 1, 3).reshape(T, H, d)
     return product((out * jax.nn.sigmoid(gate)).reshape(T, H * d).astype(x.dtype), w["out"]).astype(x.dtype), pool
 

@@ -99,7 +99,7 @@ def substitute(A, T, first, last):
     A: [..., R, BLOCK], its row i is the block's row first + i. T: [..., at least BLOCK, BLOCK]. A row is `e_t - A_t T`: a
     product, because a fused sum is impure and slower.
     """
-    batch, shape = A.shape[:-2], T.shape
+    shape = T.shape
     A, T = A.reshape(-1, *A.shape[-2:]), T.reshape(-1, *T.shape[-2:])
 
     def row(t, T):

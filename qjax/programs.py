@@ -1,0 +1,104 @@
+"""The compiled programs of one engine: a listed, countable set, lowered from shapes and compiled ahead."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.model import qwen3_5 as family
+from qjax.model import weights
+from qjax.model.config import ModelConfig
+from qjax.model.gdn import SLACK
+from qjax.state import BLOCK, Layout, held
+
+CHUNKS = (BLOCK, 256)
+"""Rows of the prefill forwards below the grid: the tail sizes."""
+STEPS = (2, 4, 8, SLACK)
+"""Rows of the forwards within one block: decode is 2 wide (one row takes another, impure and slow path), verify any of them."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What fixes every program's shapes: the model's sizes, the layout, pages in the pool and pages of the longest sequence."""
+
+    config: ModelConfig
+    layout: Layout
+    pool_pages: int
+    sequence_pages: int
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Rows of the prefill forwards, ascending; the last is the grid."""
+        return (*(c for c in CHUNKS if c < self.layout.grid), self.layout.grid)
+
+    def aligned(self, rows: int) -> bool:
+        """True for the grid's forward, which starts at a page's first row and so needs no block for an unaligned start."""
+        return rows == self.layout.grid > BLOCK
+
+
+def use_compile_cache(directory: Path | None) -> None:
+    """Keeps compiled programs in a private directory from run to run; None switches that off."""
+    if directory is not None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_compilation_cache_dir", None if directory is None else str(directory))
+
+
+def copy_page(views, source, target):
+    """Copies one page's rows in every view of the pool."""
+
+    def one(view):
+        return lax.dynamic_update_slice_in_dim(view, lax.dynamic_slice_in_dim(view, source, 1, axis=0), target, axis=0)
+
+    return jax.tree.map(one, views)
+
+
+class Programs:
+    """The compiled set. Keys: ("chunk", rows), ("head", rows), ("step", rows), "close", "reopen", "freeze", "copy_page"."""
+
+    def __init__(self, shapes: Shapes):
+        self.shapes = shapes
+        jobs = self._jobs()
+        # XLA compiles outside the interpreter lock: on two cores two programs at once take 0.6 of the time
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.compiled = dict(zip(jobs, pool.map(lambda job: job[0].lower(*job[1]).compile(), jobs.values()), strict=True))
+
+    def __getitem__(self, key):
+        return self.compiled[key]
+
+    def _jobs(self) -> dict:
+        c, layout = self.shapes.config, self.shapes.layout
+
+        def array(shape, dtype=np.int32):
+            return jax.ShapeDtypeStruct(shape, dtype)
+
+        def tokens(rows):
+            return array((rows,))
+
+        params = weights.spec(c)
+        pool = {v.name: array((self.shapes.pool_pages, *v.page_shape(layout.grid)), held(v.dtype)) for v in layout.views}
+        kept = {s.name: array(s.shape, held(s.dtype)) for s in (*layout.sections, *layout.open)}
+        S, opened, number, table = kept["gdn.S"], family.scratch_specs(c), array(()), array((self.shapes.sequence_pages,))
+        jobs = {}
+        for rows in self.shapes.chunks:
+            chunk = jax.jit(partial(family.prefill_chunk, c, self.shapes.aligned(rows)), donate_argnums=(1, 3))
+            jobs["chunk", rows] = chunk, (params, pool, S, opened, table, tokens(rows), number, number)
+            jobs["head", rows] = jax.jit(family.head_rows), (params, array((rows, c.hidden), jnp.dtype(c.dtype)), tokens(2))
+        for rows in STEPS:
+            step = jax.jit(partial(family.step, c), donate_argnums=(1, 3))
+            jobs["step", rows] = step, (params, pool, S, opened, table, tokens(rows), number, number)
+        jobs["close"] = jax.jit(partial(family.close_block, c), donate_argnums=1), (S, opened)
+        inputs = [kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.beta", "gdn.g")]
+        jobs["reopen"] = jax.jit(partial(family.reopen_block, c)), (params, *inputs)
+        jobs["freeze"] = jax.jit(partial(family.freeze_block, c)), (opened, number)
+        jobs["copy_page"] = jax.jit(copy_page, donate_argnums=0), (pool, number, number)
+        return jobs

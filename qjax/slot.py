@@ -1,0 +1,127 @@
+"""A slot: the one place where a sequence runs. It owns the open block's scratch, and writes rows into pages of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+
+from qjax.pages import PagePool
+from qjax.programs import STEPS, Programs
+from qjax.state import BLOCK, Sequence
+
+
+class Slot:
+    """Runs one sequence forward; `freeze` gives its present state as a value. Holds its pages until `close`."""
+
+    def __init__(self, programs: Programs, params, pool: PagePool, sequence: Sequence):
+        layout = programs.shapes.layout
+        layout.check(sequence)
+        self._programs, self._params, self._pool, self._grid = programs, params, pool, layout.grid
+        self.tokens = [int(t) for t in sequence.tokens]
+        self.pages = [int(p) for p in sequence.pages]
+        pool.hold(self.pages)
+        self._S = sequence.sections["gdn.S"]
+        opened = sequence.open
+        self._opened = programs["reopen"](params, self._S, sequence.sections["gdn.conv"], opened["gdn.u"], opened["gdn.beta"], opened["gdn.g"])
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def close(self) -> None:
+        """Releases the pages; the slot is done."""
+        self._pool.release(self.pages)
+        self.pages = []
+
+    def freeze(self) -> Sequence:
+        """The state after `length` tokens as a value. Its pages are held by this slot only: hold them to keep it."""
+        kept = self._programs["freeze"](self._opened, np.int32(self.length % BLOCK))
+        return Sequence(
+            tokens=np.array(self.tokens, np.int32),
+            pages=np.array(self.pages[: -(-self.length // self._grid)], np.int32),  # a page for rows that were not accepted stays out
+            length=np.int32(self.length),
+            sections={"gdn.S": self._S, "gdn.conv": kept.pop("gdn.conv")},
+            open=kept,
+        )
+
+    def room(self) -> int:
+        """Rows up to the end of the page, which no forward crosses."""
+        return self._grid - self.length % self._grid
+
+    def plan(self, rows: int) -> tuple[int, int]:
+        """The next prefill forward when `rows` are left: (its real rows, its shape).
+
+        The largest shape that is three quarters full: a forward of few rows costs its weights, one with padding its padding.
+        """
+        rows, shapes = min(rows, self.room()), self._programs.shapes
+        allowed = [s for s in shapes.chunks if self.length % self._grid == 0 or not shapes.aligned(s)]
+        shape = max((s for s in allowed if 4 * rows >= 3 * s), default=allowed[0])
+        return min(rows, shape), shape
+
+    def prefill(self, tokens: Tokens[int], shape: int):
+        """One prefill forward of `tokens`, as `plan` cut them. Returns the hidden rows [shape, D]."""
+        hidden, self._pool.views, self._S, self._opened = self._programs["chunk", shape](
+            self._params, self._pool.views, self._S, self._opened, *self._rows(tokens, shape)
+        )
+        self._advance(tokens)
+        return hidden
+
+    def logits(self, hidden, row: int) -> np.ndarray:
+        """Logits of one hidden row of a prefill forward: float32 [V]."""
+        return np.asarray(self._programs["head", len(hidden)](self._params, hidden, np.full(2, row, np.int32)))[0]
+
+    def verify_room(self) -> int:
+        """Rows that a step may take: it stays in its block, and a block never crosses a page."""
+        return min(BLOCK - self.length % BLOCK, STEPS[-1])
+
+    def step(self, tokens: Tokens[int]) -> np.ndarray:
+        """Forwards 1 to `verify_room()` rows without taking them: logits float32 [rows, V]. `accept` moves the cursor over them."""
+        n = len(tokens)
+        if not 1 <= n <= self.verify_room():
+            raise ValueError(f"a step at {self.length} takes 1 to {self.verify_room()} rows, found {n}")
+        shape = next(s for s in STEPS if s >= n)
+        _, logits, self._pool.views, self._opened = self._programs["step", shape](
+            self._params, self._pool.views, self._S, self._opened, *self._rows(tokens, shape)
+        )
+        self._mark(self.length + n)
+        return np.asarray(logits)[:n]
+
+    def accept(self, tokens: Tokens[int]) -> None:
+        """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
+        self._advance(tokens)
+        if tokens and self.length % BLOCK == 0:
+            self._S, self._opened = self._programs["close"](self._S, self._opened)
+
+    def _advance(self, tokens) -> None:
+        self.tokens.extend(int(t) for t in tokens)
+        self._mark(self.length)
+
+    def _mark(self, end: int) -> None:
+        """Rows of the last page up to position `end` are this slot's: nobody else may write them in place."""
+        self._pool.fill[self.pages[-1]] = end - (len(self.pages) - 1) * self._grid
+
+    def _rows(self, tokens, shape: int):
+        """The arguments of a forward of `tokens`, with a page of this slot's own to write in."""
+        self._own_last_page()
+        table = np.zeros(self._programs.shapes.sequence_pages, np.int32)
+        table[: len(self.pages)] = self.pages
+        padded = np.zeros(shape, np.int32)
+        padded[: len(tokens)] = tokens
+        return table, padded, np.int32(self.length), np.int32(len(tokens))
+
+    def _own_last_page(self) -> None:
+        """A new page at a grid line; a copy where somebody else holds the last page and has written past this length."""
+        row = self.length % self._grid
+        if row == 0:
+            if len(self.pages) * self._grid == self.length:
+                self.pages.append(self._pool.take())
+            return
+        last = self.pages[-1]
+        if self._pool.fill[last] == row or self._pool.holders[last] == 1:
+            return
+        page = self._pool.take()
+        self._pool.views = self._programs["copy_page"](self._pool.views, np.int32(last), np.int32(page))
+        self._pool.release([last])
+        self.pages[-1] = page
+        self._pool.fill[page] = row
