@@ -36,6 +36,10 @@ def _convert(parser):
 def _certify(parser):
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--rows", type=int, metavar="N", help="length of the prompt that is cut up, above a grid and 64 (default a grid and 300)")
+    # what the command starts of itself: one outcome in a process of its own, into a file
+    parser.add_argument("--dump", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     EngineConfig.add_flags(parser)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from qjax.state import BLOCK, Layout
 
-EXACTNESS = ("auto", "grid")
-
 
 def _path_or_none(text: str) -> Path | None:
     return None if text == "none" else Path(text).expanduser()
@@ -39,18 +37,11 @@ class EngineConfig:
             _path_or_none, "directory that keeps compiled programs from run to run, or none (default ~/.cache/qjax/compile)", metavar="DIR"
         ),
     )
-    exactness: str = field(
-        default="auto",
-        metadata=_flag(
-            str, "auto measures at the start where a resume is bit-exact; grid trusts the grid lines only (default auto)", choices=EXACTNESS
-        ),
-    )
 
     def __post_init__(self):
         self._check("grid", f"a positive multiple of {BLOCK}", isinstance(self.grid, int) and self.grid > 0 and self.grid % BLOCK == 0)
         self._check("kv_gb", "a positive number of GiB", self.kv_gb > 0 and math.isfinite(self.kv_gb))
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
-        self._check("exactness", " or ".join(EXACTNESS), self.exactness in EXACTNESS)
 
     def _check(self, name: str, wanted: str, holds: bool) -> None:
         if not holds:
@@ -76,6 +67,16 @@ class EngineConfig:
         group = parser.add_argument_group("engine")
         for f in dataclasses.fields(cls):
             group.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **f.metadata)
+
+    def flags(self) -> list[str]:
+        """The flags that give this config again."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return [
+            word
+            for name, value in given.items()
+            if value is not None or name == "compile_cache"
+            for word in ("--" + name.replace("_", "-"), "none" if value is None else str(value))
+        ]
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace) -> "EngineConfig":

@@ -61,9 +61,8 @@ class Slot:
 
     def prefill(self, tokens: Tokens[int], shape: int):
         """One prefill forward of `tokens`, as `plan` cut them. Returns the hidden rows [shape, D]."""
-        hidden, self._pool.views, self._S, self._opened = self._programs["chunk", shape](
-            self._params, self._pool.views, self._S, self._opened, *self._rows(tokens, shape)
-        )
+        rows = self._rows(tokens, shape)  # may copy a page, which gives the pool new handles
+        hidden, self._pool.views, self._S, self._opened = self._programs["chunk", shape](self._params, self._pool.views, self._S, self._opened, *rows)
         self._advance(tokens)
         return hidden
 
@@ -81,16 +80,15 @@ class Slot:
         if not 1 <= n <= self.verify_room():
             raise ValueError(f"a step at {self.length} takes 1 to {self.verify_room()} rows, found {n}")
         shape = next(s for s in STEPS if s >= n)
-        _, logits, self._pool.views, self._opened = self._programs["step", shape](
-            self._params, self._pool.views, self._S, self._opened, *self._rows(tokens, shape)
-        )
+        rows = self._rows(tokens, shape)
+        _, logits, self._pool.views, self._opened = self._programs["step", shape](self._params, self._pool.views, self._S, self._opened, *rows)
         self._mark(self.length + n)
         return np.asarray(logits)[:n]
 
     def accept(self, tokens: Tokens[int]) -> None:
         """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
         self._advance(tokens)
-        if tokens and self.length % BLOCK == 0:
+        if len(tokens) and self.length % BLOCK == 0:
             self._S, self._opened = self._programs["close"](self._S, self._opened)
 
     def _advance(self, tokens) -> None:

@@ -1,0 +1,83 @@
+"""`qjax certify`: measures on this machine where a resume is bit-exact, in this process and against others."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from qjax.config import EngineConfig
+from qjax.engine import Engine
+from qjax.model.source import load
+from qjax.purity import GRID, NONE, Certificate, Check, certify, compare, process_outcome
+from qjax.state import BLOCK
+
+PROCESSES = {
+    "another process": [],
+    "another process, programs compiled anew": ["--compile-cache", "none"],
+    "a process on one core, programs compiled anew": ["--compile-cache", "none", "--one-core"],
+}
+"""What is compared across processes: the compile cache wiped is no cache at all."""
+
+
+def run(args) -> int:
+    if args.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before the backend starts its threads
+    config = EngineConfig.from_flags(args)
+    if args.rows is not None and args.rows <= config.grid + BLOCK:
+        raise ValueError(f"--rows must be above a grid and a block, {config.grid + BLOCK}, not {args.rows}")
+    console = Console(stderr=True)
+    with console.status("loading and compiling") as status:
+        engine = Engine(load(args.model), config)
+        if args.dump:
+            np.savez(args.dump, **process_outcome(engine))
+            return 0
+        found = certify(engine, args.rows, progress=status.update)
+        found = dataclasses.replace(found, checks=found.checks + _processes(engine, args.model, config, status.update))
+    print(json.dumps(as_json(found)) if args.json else "", end="\n" if args.json else "")
+    if not args.json:
+        _print(found, engine)
+    return 1 if found.level == NONE else 0
+
+
+def _processes(engine: Engine, model: str, config: EngineConfig, progress) -> tuple[Check, ...]:
+    want = process_outcome(engine)
+    checks = []
+    with tempfile.TemporaryDirectory(prefix="qjax-certify-") as directory:
+        for name, flags in PROCESSES.items():
+            progress(name)
+            file = Path(directory) / "outcome.npz"
+            command = [sys.executable, "-m", "qjax.cli", "certify", "--model", model, *config.flags(), "--dump", str(file), *flags]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ValueError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+            with np.load(file) as got:
+                checks.append(Check(name, len(want["logits"]), compare(want, dict(got)), GRID))
+    return tuple(checks)
+
+
+def as_json(found: Certificate) -> dict:
+    checks = [{"name": c.name, "rows": c.rows, "differing_bits": c.differing_bits} for c in found.checks]
+    return {"level": found.level, "checks": checks, "controls": found.controls, "control_failed": found.control_failed}
+
+
+def _print(found: Certificate, engine: Engine) -> None:
+    table = Table(title=f"{engine.model.name}: the bits of a row do not depend on the cut")
+    table.add_column("check")
+    table.add_column("rows", justify="right")
+    table.add_column("differing bits", justify="right")
+    for c in found.checks:
+        table.add_row(c.name, f"{c.rows:,}", f"{c.differing_bits:,}", style=None if c.differing_bits == 0 else "red")
+    table.add_section()
+    for name, bits in found.controls.items():
+        table.add_row(f"control, must differ: {name}", "", f"{bits:,}", style="dim" if bits else "red")
+    console = Console()
+    console.print(table)
+    promise = {"token": "a resume is bit-exact at every token", GRID: "a resume is bit-exact on the grid lines only", NONE: "no promise holds"}
+    console.print(f"level [bold]{found.level}[/bold]: {promise[found.level]}")
