@@ -23,8 +23,15 @@ SAMPLING = {
 }
 
 
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {number}")
+    return number
+
+
 def _layout(parser):
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL}, or a preset's bare name (27b, qwen3.8-flash-next)")
+    parser.add_argument("--grid", type=int, metavar="N", help="tokens of a page (default 1024, for Flash-Next 4096)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -44,12 +51,16 @@ def _certify(parser):
 
 
 def _demo(parser):
+    parser.add_argument("--tokens", metavar="N", type=_positive, default=16384, help="length of the first prompt, at least (default 16384)")
     EngineConfig.add_flags(parser)
 
 
 def _chat(parser):
     _generation(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="whether the template asks for reasoning before an answer (default yes)"
+    )
 
 
 def _generate(parser):
@@ -67,7 +78,7 @@ def _bench(parser):
 
 def _generation(parser):
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer in tokens (default 512)")
+    parser.add_argument("--max-tokens", metavar="N", type=_positive, default=512, help="longest answer in tokens (default 512)")
     group = parser.add_argument_group("sampling")
     for field in dataclasses.fields(Sampling):
         read, text = SAMPLING[field.name]
@@ -81,12 +92,12 @@ COMMANDS = {
     "chat": (
         "talks with a model in the terminal; each turn reads only what is new",
         _chat,
-        ["qjax chat", "qjax chat --model ~/models/Qwen3.5-0.8B --temperature 0.7 --top-p 0.8 --top-k 20"],
+        ["qjax chat --no-thinking", "qjax chat --model ~/models/Qwen3.5-0.8B --temperature 0.7 --top-p 0.8 --top-k 20"],
     ),
     "generate": (
-        "continues a prompt from a file or standard input",
+        "continues a text from a file or standard input, as it stands, with no chat template",
         _generate,
-        ["qjax generate prompt.txt --max-tokens 100", "echo 'Once upon a time' | qjax generate --model ~/models/Qwen3.5-0.8B --stop '.'"],
+        ["qjax generate prompt.txt --max-tokens 100", "printf 'Once upon a time' | qjax generate --model ~/models/Qwen3.5-0.8B --stop '.'"],
     ),
     "certify": (
         "measures on this machine where a resume is bit-exact, and prints the certificate",
@@ -96,7 +107,7 @@ COMMANDS = {
     "layout": (
         "prints what a model keeps of a sequence, in bytes; reads no weights",
         _layout,
-        ["qjax layout random:27b", "qjax layout ~/models/Qwen3.5-0.8B --json"],
+        ["qjax layout 27b", "qjax layout qwen3.8-flash-next", "qjax layout ~/models/Qwen3.5-0.8B --json"],
     ),
     "convert": (
         "rewrites a Hugging Face checkpoint in the form that the engine loads without any work on it",

@@ -45,7 +45,7 @@ def find(spec: str) -> tuple[str, Layout]:
     try:
         config = ModelConfig.preset(name)
     except CheckpointError as e:
-        raise CheckpointError(f'{spec}: expected a directory, "embedded" or a preset; {e}, and {", ".join(qwen4_exp.PRESETS)}') from None
+        raise CheckpointError(f'{e}; a layout also has {", ".join(qwen4_exp.PRESETS)}, "embedded", and a directory with a config.json') from None
     return _dense(config if layers is None else config.with_layers(int(layers)))
 
 

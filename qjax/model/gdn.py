@@ -63,15 +63,18 @@ def project(w, x, c: ModelConfig):
     return u.astype(x.dtype), z, jax.nn.sigmoid(b), g
 
 
-def convolve(w, u, c: ModelConfig):
-    """u: [3 + N, C] -> q: [N, Hk, dk] scaled, k: [N, Hk, dk], v: [N, Hv, dv], float32."""
+def convolve(w, u, c: ModelConfig, arrange):
+    """u: [3 + N, C] -> q scaled, k: `arrange` of [N, Hk, dk], v: of [N, Hv, dv], float32.
+
+    Arranged before they are normed: the convolution then writes each element once, where it stays.
+    """
     N = u.shape[0] - (c.conv - 1)
     taps = w["conv"].astype(f32)
     y = sum(u[j : j + N].astype(f32) * taps[None, :, j] for j in range(c.conv))
     keys = c.key_heads * c.key_dim
     q, k, v = jnp.split(silu(y), [keys, 2 * keys], axis=-1)
-    q, k = (a.reshape(N, c.key_heads, c.key_dim) for a in (q, k))
-    return l2_norm(q) * c.key_dim**-0.5, l2_norm(k), v.reshape(N, c.value_heads, c.value_dim)
+    q, k = (arrange(a.reshape(N, c.key_heads, c.key_dim)) for a in (q, k))
+    return l2_norm(q) * c.key_dim**-0.5, l2_norm(k), arrange(v.reshape(N, c.value_heads, c.value_dim))
 
 
 def output(w, out, z, c: ModelConfig, dtype):
@@ -90,7 +93,8 @@ def decay(G, rows):
 
 def by_value_head(a, c: ModelConfig):
     """[..., Hk, R, X] -> [..., Hv, R, X]: value head h reads key head h // (Hv / Hk)."""
-    return jnp.repeat(a, c.value_heads // c.key_heads, axis=-3)
+    each = c.value_heads // c.key_heads
+    return a if each == 1 else jnp.repeat(a, each, axis=-3)
 
 
 def substitute(A, T, first, last):
@@ -112,11 +116,9 @@ def substitute(A, T, first, last):
 
 def pairs(q, k_rows, k, beta, G, rows, c: ModelConfig):
     """A and (Q K^T) * D of block rows `rows`. q, k_rows: [..., Hk, R, dk], k: [..., Hk, BLOCK, dk], beta: [..., Hv, R]."""
-    both = einsum("...id,...jd->...ij", jnp.concatenate([k_rows, q], axis=-2), k)
-    R = rows.shape[0]
-    kk, qk = by_value_head(both[..., :R, :], c), by_value_head(both[..., R:, :], c)
+    kk, qk = (by_value_head(einsum("...id,...jd->...ij", a, k), c) for a in (k_rows, q))
     D = decay(G, rows)
-    before = (jnp.arange(BLOCK)[None] < rows[:, None]).reshape((1,) * (G.ndim - 1) + (R, BLOCK))
+    before = (jnp.arange(BLOCK)[None] < rows[:, None]).reshape((1,) * (G.ndim - 1) + (len(rows), BLOCK))
     return jnp.where(before, kk * D * beta[..., None], 0), qk * D
 
 
@@ -189,7 +191,7 @@ def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
         """[B * BLOCK, heads, ...] -> [B, heads, BLOCK, ...]"""
         return jnp.moveaxis(a.reshape(B, BLOCK, *a.shape[1:]), 2, 1)
 
-    q, k, v = (blocks(a) for a in convolve(w, u, c))
+    q, k, v = convolve(w, u, c, blocks)
     beta, g = blocks(beta), blocks(g)
     ends = (off + n) // BLOCK
     out, S, derived = whole_blocks(q, k, v, beta, g, S, ends, c)
@@ -208,7 +210,7 @@ def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
 def reopen(w, S, conv, u, beta, g, c: ModelConfig):
     """The open block's scratch, made again from its inputs. conv: [C, 3], u: [BLOCK, C], beta, g: [Hv, BLOCK]."""
     u = jnp.concatenate([conv.T, u])
-    q, k, v = (a.swapaxes(0, 1)[None] for a in convolve(w, u, c))
+    q, k, v = convolve(w, u, c, lambda a: a.swapaxes(0, 1)[None])
     _, _, derived = whole_blocks(q, k, v, beta[None], g[None], S, 0, c)
     opened = {"u": u, "beta": beta, "g": g, "k": k[0]} | derived
     rows_axis = {"u": 0}
@@ -238,7 +240,7 @@ def step(w, x, S, opened, layer, off, n, c: ModelConfig):
     opened = dict(opened)
     put("u", raw, tail + off)
     window = lax.dynamic_slice(opened["u"], (layer, off, 0), (1, tail + T, raw.shape[1]))[0]
-    q, k, v = (a.swapaxes(0, 1) for a in convolve(w, lax.bitcast_convert_type(window, x.dtype), c))
+    q, k, v = convolve(w, lax.bitcast_convert_type(window, x.dtype), c, lambda a: a.swapaxes(0, 1))
     v, S = pad_columns(v), pad_columns(S)
     beta, g = beta.T, g.T
     for name, new in (("k", k), ("beta", beta), ("g", g)):

@@ -31,7 +31,8 @@ PRESETS = {
         "mtp_num_hidden_layers": 1,
     },
 }
-_SIZES = [key for key, value in PRESETS["qwen3.8-flash-next"].items() if isinstance(value, int) and key not in ("full_attention_interval",)]
+# every size that a config must name; one without the draft layer has no mtp_num_hidden_layers, or 0
+_SIZES = tuple(key for key, value in PRESETS["qwen3.8-flash-next"].items() if isinstance(value, int) and key[:4] not in ("full", "mtp_"))
 
 
 def layout(values: dict, grid: int = GRID) -> Layout:
@@ -40,7 +41,9 @@ def layout(values: dict, grid: int = GRID) -> Layout:
     if not isinstance(text, dict):
         raise CheckpointError(f"text_config: expected a JSON object, found {type(text).__name__}")
     faults = [f"{key}: expected a positive integer, found {text.get(key)!r}" for key in _SIZES if not _positive(text.get(key))]
-    ple = text.get("ple_layer_ids")
+    ple, mtp = text.get("ple_layer_ids"), text.get("mtp_num_hidden_layers") or 0
+    if mtp and not _positive(mtp):
+        faults.append(f"mtp_num_hidden_layers: expected a number of layers, found {mtp!r}")
     if not isinstance(ple, list):
         faults.append(f"ple_layer_ids: expected a list of layers, found {ple!r}")
     if faults:
@@ -62,14 +65,14 @@ def layout(values: dict, grid: int = GRID) -> Layout:
             # the n-gram convolution is dilated by the n-gram's length
             Section("ple.conv", (len(ple), streams * hidden, ngram * (text["ple_conv_kernel_size"] - 1)), "bfloat16"),
             Section("ple.tokens", (len(ple), ngram - 1), "int64"),
-            Section("mtp.h_last", (streams, hidden), "bfloat16"),
+            *([Section("mtp.h_last", (streams, hidden), "bfloat16")] if mtp else []),
         ),
         open=(
             Section("gdn.u", (gdn, BLOCK, channels), "bfloat16"),
             Section("gdn.beta", (gdn, value_heads, BLOCK), "float32"),
             Section("gdn.g", (gdn, value_heads, BLOCK), "float32"),
         ),
-        views=views("", attention) + views("mtp.", text["mtp_num_hidden_layers"]),
+        views=views("", attention) + (views("mtp.", mtp) if mtp else ()),
         grid=grid,
     )
 

@@ -1,0 +1,125 @@
+"""What the commands share on a terminal: starting an engine, Ctrl-C as a request, a prefill's progress, an answer as it streams."""
+
+import signal
+import threading
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from qjax import generation
+from qjax.config import EngineConfig
+from qjax.engine import Engine
+from qjax.model.source import load
+
+SHORT = 512  # tokens to read that need no progress: they take less than a line takes to read
+
+
+def say(console: Console, text: str, style: str = "", end: str = "\n") -> None:
+    """Prints text as it stands: nothing in it is markup, and no line is broken."""
+    console.print(Text(text, style=style), end=end, soft_wrap=True)
+
+
+def start(spec: str, config: EngineConfig, console: Console) -> Engine:
+    """Loads a model and compiles its programs; two dim lines say how long that took."""
+    model = load(spec)
+    say(console, f"{model.name}: loaded in {model.load_seconds:.1f} s", "dim")
+    say(console, "compiling (up to a minute the first time) ... ", "dim", end="")
+    engine = Engine(model, config)
+    kept = f", kept in {_short(config.compile_cache)}" if config.compile_cache else ""
+    say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
+    return engine
+
+
+def _short(path: Path) -> str:
+    return str(Path("~") / path.relative_to(Path.home())) if path.is_relative_to(Path.home()) else str(path)
+
+
+class Interrupt:
+    """Ctrl-C as a request to stop: inside the `with` the first one makes calls of this object True, a second one interrupts as usual.
+
+    An interrupt in the middle of a forward would lose the page pool, which the forward has taken over by then.
+    """
+
+    def __init__(self):
+        self._asked = False
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> "Interrupt":
+        self._asked = False
+        # Python takes signals in its main thread only; elsewhere nobody presses Ctrl-C
+        self._before = signal.signal(signal.SIGINT, self._ask) if threading.current_thread() is threading.main_thread() else None
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number, frame) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+class Reading:
+    """Shows a long prefill: a bar on a terminal, else a line at each quarter. Give it as `progress`; `close` it whatever happened."""
+
+    def __init__(self, console: Console):
+        self._console, self._bar, self._shown = console, None, 0
+
+    def __call__(self, now: generation.Progress) -> None:
+        wanted, done = now.total - now.start, now.done - now.start
+        if wanted < SHORT:
+            return
+        if not self._console.is_terminal:
+            quarter = 4 * done // wanted
+            if quarter > self._shown:
+                self._shown = quarter
+                say(self._console, f"  read {done:,} of {wanted:,} tokens, {now.rate:,.0f} tokens/s", "dim")
+            return
+        if self._bar is None:
+            columns = "reading", BarColumn(40), TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s")
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._task = self._bar.add_task("", total=wanted, rate=0)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, rate=now.rate, refresh=True)
+        if done == wanted:
+            self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Answer:
+    """Prints an answer as its pieces come: the reasoning dim, then a blank line and the content, neither with blank lines at its edges."""
+
+    def __init__(self, console: Console):
+        self._console, self._part, self._blank = console, None, ""
+
+    def show(self, reasoning: str, content: str) -> None:
+        self._put("reasoning", reasoning, "dim italic")
+        self._put("content", content, "")
+
+    def _put(self, part: str, text: str, style: str) -> None:
+        if part != self._part:
+            text = text.lstrip()
+            if not text:
+                return
+            if self._part is not None:
+                say(self._console, "\n")
+            self._part, self._blank = part, ""
+        text = self._blank + text
+        bare = text.rstrip()
+        self._blank = text[len(bare) :]  # shown only if more follows
+        if bare:
+            say(self._console, bare, style, end="")
+
+    def close(self) -> None:
+        """Ends the last line."""
+        if self._part is not None:
+            say(self._console, "")
