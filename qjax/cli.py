@@ -24,9 +24,13 @@ SAMPLING = {
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, found {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, found {text!r}")
+    return int(text)
+
+
+def _lengths(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
 
 
 def _layout(parser):
@@ -59,7 +63,7 @@ def _chat(parser):
     _generation(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
-        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="whether the template asks for reasoning before an answer (default yes)"
+        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="whether an answer begins with reasoning (default yes)"
     )
 
 
@@ -67,12 +71,17 @@ def _generate(parser):
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="file with the prompt, or - for standard input (the default)")
     _generation(parser)
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be given more than once")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text as it comes")
 
 
 def _bench(parser):
-    parser.add_argument("what", choices=["engine"], help="engine: prefill and decode rates, time to the first token cold and resumed")
+    parser.add_argument("what", choices=["engine"], help="engine: cold prefill and decode rates, and what row purity costs a decode step")
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--tokens", metavar="N,N", type=_lengths, default=[1024, 4096], help="lengths of the prompts and of the contexts (default 1024,4096)"
+    )
+    parser.add_argument("--rounds", metavar="N", type=_positive, default=5, help="how often everything is measured in turn (default 5)")
     EngineConfig.add_flags(parser)
 
 
@@ -114,7 +123,11 @@ COMMANDS = {
         _convert,
         ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
     ),
-    "bench": ("measures the engine", _bench, ["qjax bench engine", "qjax bench engine --model random:0.8b --json"]),
+    "bench": (
+        "measures the engine by length, as shares of what this machine can do at best, measured in the same run",
+        _bench,
+        ["qjax bench engine", "qjax bench engine --model random:0.8b --tokens 1024,4096,16384 --rounds 10 --json"],
+    ),
 }
 
 

@@ -96,8 +96,8 @@ class Programs:
         for rows in STEPS:
             step = jax.jit(partial(family.step, c), donate_argnums=(1, 3))
             jobs["step", rows] = step, (params, pool, S, opened, table, tokens(rows), number, number)
-        jobs["close"] = jax.jit(partial(family.close_block, c), donate_argnums=1), (S, opened)
-        inputs = [kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.beta", "gdn.g")]
+        jobs["close"] = jax.jit(partial(family.close_block, c), donate_argnums=2), (params, S, opened)
+        inputs = [kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")]
         jobs["reopen"] = jax.jit(partial(family.reopen_block, c)), (params, *inputs)
         jobs["freeze"] = jax.jit(partial(family.freeze_block, c)), (opened, number)
         jobs["copy_page"] = jax.jit(copy_page, donate_argnums=0), (pool, number, number)

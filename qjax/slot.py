@@ -23,7 +23,7 @@ class Slot:
         pool.hold(self.pages)
         self._S = sequence.sections["gdn.S"]
         opened = sequence.open
-        self._opened = programs["reopen"](params, self._S, sequence.sections["gdn.conv"], opened["gdn.u"], opened["gdn.beta"], opened["gdn.g"])
+        self._opened = programs["reopen"](params, self._S, sequence.sections["gdn.conv"], opened["gdn.u"], opened["gdn.b"], opened["gdn.a"])
 
     @property
     def length(self) -> int:
@@ -89,7 +89,7 @@ class Slot:
         """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
         self._advance(tokens)
         if len(tokens) and self.length % BLOCK == 0:
-            self._S, self._opened = self._programs["close"](self._S, self._opened)
+            self._S, self._opened = self._programs["close"](self._params, self._S, self._opened)
 
     def _advance(self, tokens) -> None:
         self.tokens.extend(int(t) for t in tokens)

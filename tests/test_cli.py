@@ -83,12 +83,21 @@ def test_interrupt(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("qjax: interrupted; nothing that was saved is lost\n")
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["layout"], ["generate", "--top-k", "many"], ["bench"]])
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["layout"], ["generate", "--top-k", "many"], ["bench"], ["chat", "--seed"]])
 def test_unknown_arguments_end_with_2(argv, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(argv)
     assert end.value.code == 2
     assert "usage: qjax" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "many"])
+@pytest.mark.parametrize("argv", [["generate", "--max-tokens"], ["demo", "--tokens"]])
+def test_counts_are_positive(argv, number, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv, number])
+    assert end.value.code == 2
+    assert f"argument {argv[1]}: expected a whole number, at least 1, found {number!r}\n" in capsys.readouterr().err
 
 
 def test_closed_pipe_is_silent():

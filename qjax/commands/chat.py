@@ -30,21 +30,22 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.suppress(ImportError):  # gives `input` its line editing and history; not on every platform
             importlib.import_module("readline")
     say(console, "/help lists the commands, Ctrl-D leaves", "dim")
-    with contextlib.closing(conversation):
-        while (line := ask(console)) is not None:
+    with contextlib.closing(conversation), Interrupt() as interrupt:
+        while (line := ask(console, interrupt)) is not None:
             if line.startswith("/") and " " not in line:
                 if line == "/quit":
                     break
                 say(console, command(conversation, line), "dim")
             elif line:
-                answer(console, conversation, line)
+                answer(console, conversation, line, interrupt)
     return 0
 
 
-def ask(console: Console) -> str | None:
+def ask(console: Console, interrupt: Interrupt) -> str | None:
     """The user's next line without its edges, None at the end."""
     try:
-        line = input("> ")
+        with interrupt.lifted():
+            line = input("> ")
     except EOFError:
         print()
         return None
@@ -68,20 +69,19 @@ def command(conversation: Conversation, line: str) -> str:
     return f"there is no {line}; /help lists the commands"
 
 
-def answer(console: Console, conversation: Conversation, text: str) -> None:
+def answer(console: Console, conversation: Conversation, text: str, interrupt: Interrupt) -> None:
     """One turn, streamed, and a line on what it took. A text that cannot be answered is told and leaves the conversation as it was."""
     reading, shown = Reading(console), Answer(console)
-    with Interrupt() as interrupt:
-        try:
-            turn = conversation.say(text, progress=reading, cancel=interrupt)
-            for piece in turn:
-                shown.show(*piece)
-        except ValueError as e:
-            say(console, f"{e}; /new begins again, /back takes the last turn back", "red")
-            return
-        finally:
-            reading.close()
-            shown.close()
+    try:
+        turn = conversation.say(text, progress=reading, cancel=interrupt)
+        for piece in turn:
+            shown.show(*piece)
+    except ValueError as e:
+        say(console, f"{e}; /new begins again, /back takes the last turn back", "red")
+        return
+    finally:
+        reading.close()
+        shown.close()
     say(console, summary(turn), "dim")
 
 
@@ -94,6 +94,8 @@ def summary(turn: Turn) -> str:
         parts.append(f"{len(turn.tokens):,} tokens, {(len(turn.tokens) - 1) / turn.decode_seconds:,.0f}/s")
     if turn.rewritten is not None:
         parts.append(f"the template writes the last answer otherwise from token {turn.rewritten:,} on")
+    if not turn.tokens:
+        parts.append("an empty answer")
     if turn.finish != "stop":
-        parts.append({"length": "ended at the limit of --max-tokens or the context", "cancelled": "stopped by Ctrl-C"}[turn.finish])
+        parts.append({"length": "ended by --max-tokens or the end of the context", "cancelled": "stopped by Ctrl-C"}[turn.finish])
     return "; ".join(parts)

@@ -1,7 +1,9 @@
 """What the commands share on a terminal: starting an engine, Ctrl-C as a request, a prefill's progress, an answer as it streams."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -58,6 +60,15 @@ class Interrupt:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Inside, Ctrl-C interrupts as usual; afterwards nothing has been asked yet."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
     def _ask(self, number, frame) -> None:
         if self._asked:
             raise KeyboardInterrupt
@@ -96,10 +107,13 @@ class Reading:
 
 
 class Answer:
-    """Prints an answer as its pieces come: the reasoning dim, then a blank line and the content, neither with blank lines at its edges."""
+    """Prints an answer as its pieces come: the reasoning dim, then a blank line and the content, neither with blank lines at its edges.
 
-    def __init__(self, console: Console):
-        self._console, self._part, self._blank = console, None, ""
+    speaker: printed before the first text.
+    """
+
+    def __init__(self, console: Console, speaker: str = ""):
+        self._console, self._speaker, self._part, self._blank = console, speaker, None, ""
 
     def show(self, reasoning: str, content: str) -> None:
         self._put("reasoning", reasoning, "dim italic")
@@ -110,7 +124,9 @@ class Answer:
             text = text.lstrip()
             if not text:
                 return
-            if self._part is not None:
+            if self._part is None:
+                say(self._console, self._speaker, "cyan", end="")
+            else:
                 say(self._console, "\n")
             self._part, self._blank = part, ""
         text = self._blank + text

@@ -12,12 +12,15 @@ from qjax.commands.console import Interrupt, Reading, say, start
 from qjax.config import EngineConfig
 from qjax.generation import Generation
 from qjax.sampling import Sampling
+from qjax.text import StopStrings
+
+ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end of the context", "cancelled": "Ctrl-C"}
 
 
 def run(args: argparse.Namespace) -> int:
     """The text goes to standard output as it comes, all else to standard error; with --json one object and nothing else."""
     flags, config = sampling_flags(args), EngineConfig.from_flags(args)
-    Sampling(**flags)  # a wrong flag is told before anything is loaded
+    Sampling(**flags), StopStrings(args.stop)  # a wrong flag is told before anything is loaded
     notes = Console(stderr=True, highlight=False, quiet=args.json)
     text = read(args.file, notes)
     engine = start(args.model, config, notes)
@@ -38,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
         finally:
             reading.close()
             generation.close()
+            if generation.sequence is not None:
+                engine.release(generation.sequence)
     if args.json:
-        print(json.dumps(as_json(engine, generation), indent=1))
+        print(json.dumps(as_json(engine, generation)))
     else:
         if not generation.text.endswith("\n"):
             print(flush=True)
@@ -84,6 +89,3 @@ def statistics(generation: Generation) -> str:
         read += f", {generation.prompt_tokens / generation.prefill_seconds:,.0f}/s, the first token after {generation.first_token_seconds:.2f} s"
     wrote = f"{count:,} tokens" + (f", {count / generation.decode_seconds:,.0f}/s" if count and generation.decode_seconds else "")
     return f"{read}; {wrote}; ended by {ENDS[generation.finish]}"
-
-
-ENDS = {"stop": "the text itself", "length": "the limit of --max-tokens or the context", "cancelled": "Ctrl-C"}

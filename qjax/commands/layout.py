@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     family, layout = find(args.model)
     if args.grid is not None:
         layout = dataclasses.replace(layout, grid=args.grid)
-    print(json.dumps(as_json(args.model, family, layout), indent=1) if args.json else table(args.model, family, layout))
+    print(json.dumps(as_json(args.model, family, layout)) if args.json else table(args.model, family, layout))
     return 0
 
 

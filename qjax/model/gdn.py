@@ -37,16 +37,16 @@ def pad_columns(a):
 def scratch_shapes(c: ModelConfig) -> dict[str, tuple[tuple[int, ...], str]]:
     """One layer's open block: name -> (shape, dtype).
 
-    u: raw inputs of the convolution, three rows before the line and the block's; beta, g: gates; k, T, rhs, U: what the next
-    row needs of the rows before it, derived from the inputs.
+    u, b, a: raw projections, the inputs (u from three rows before the line on); k, T, rhs, U: what the next row needs of the
+    rows before it, derived from the inputs.
     """
     B = BLOCK + SLACK
     Hk, Hv, dk, C = c.key_heads, c.value_heads, c.key_dim, c.conv_channels
     dv = c.value_dim + -c.value_dim % COLUMNS
     return {
         "u": ((c.conv - 1 + B, C), c.dtype),
-        "beta": ((Hv, B), "float32"),
-        "g": ((Hv, B), "float32"),
+        "b": ((Hv, B), "float32"),
+        "a": ((Hv, B), "float32"),
         "k": ((Hk, B, dk), "float32"),
         "T": ((Hv, B, BLOCK), "float32"),
         "rhs": ((Hv, B, dv), "float32"),
@@ -55,12 +55,33 @@ def scratch_shapes(c: ModelConfig) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def project(w, x, c: ModelConfig):
-    """x: [T, D] -> u: [T, C] raw, z: [T, Hv dv], beta: [T, Hv], g: [T, Hv] (float32 but u, which is the model's dtype)."""
-    h = rms_norm(x, w["input_norm"], c.eps, x.dtype)
+    """x: [T, D] -> u: [T, C] in the model's dtype, z: [T, Hv dv], b, a: [T, Hv] float32, all raw."""
     Z = c.conv_channels + c.value_heads * c.value_dim
+    h = rms_norm(x, w["input_norm"], c.eps, x.dtype)
     u, z, b, a = jnp.split(product(h, w["inputs"]), [c.conv_channels, Z, Z + c.value_heads], axis=-1)
-    g = jax.nn.softplus(a + w["dt_bias"].astype(f32)[None]) / -jnp.exp(-w["A_log"])[None]
-    return u.astype(x.dtype), z, jax.nn.sigmoid(b), g
+    return u.astype(x.dtype), z, b, a
+
+
+def gates(w, b, a):
+    """Raw b, a: [..., Hv, BLOCK] -> beta, G = cumsum(g) and exp(G).
+
+    Always of whole blocks: from jax 0.12 on, a loop over a few numbers takes another exponential than a vectorised one, and a
+    step's gates would differ from a chunk's.
+    """
+    dt, A_log = (w[name].astype(f32).reshape((1,) * (b.ndim - 2) + (-1, 1)) for name in ("dt_bias", "A_log"))
+    g = jax.nn.softplus(a + dt) / -jnp.exp(-A_log)
+    G = jnp.cumsum(g, axis=-1)
+    return jax.nn.sigmoid(b), G, jnp.exp(G)
+
+
+def heads_first(a):
+    """[..., R, Hv] -> [..., Hv, R], as a product with ones and zeros, so that rows do lie next to each other (see gates)."""
+    return einsum("...ih,ij->...hj", a, jnp.eye(a.shape[-2], dtype=f32))
+
+
+def pick(a, rows):
+    """Rows of [Hv, BLOCK]: [Hv, R], as a product with ones and zeros, so that `a` is computed whole (see gates)."""
+    return einsum("hj,ij->hi", a, jax.nn.one_hot(jnp.minimum(rows, BLOCK - 1), BLOCK, dtype=f32))
 
 
 def convolve(w, u, c: ModelConfig, arrange):
@@ -122,13 +143,13 @@ def pairs(q, k_rows, k, beta, G, rows, c: ModelConfig):
     return jnp.where(before, kk * D * beta[..., None], 0), qk * D
 
 
-def read(S, k, q, G, c: ModelConfig):
-    """exp(G) K S and exp(G) Q S in one pass over S, one above the other: [Hv, 2R, dv]. k, q: [Hk, R, dk], G: [Hv, R].
+def read(S, k, q, grown, c: ModelConfig):
+    """exp(G) K S and exp(G) Q S in one pass over S, one above the other: [Hv, 2R, dv]. k, q: [Hk, R, dk], grown: exp(G) [Hv, R].
 
     The rows are scaled before the product, so that no multiplication feeds the subtraction `v - exp(G) K S` (layers.silu).
     """
     rows = jnp.concatenate([by_value_head(k, c), by_value_head(q, c)], axis=1)
-    return einsum("hid,hdv->hiv", rows * jnp.exp(jnp.concatenate([G, G], axis=1))[..., None], S)
+    return einsum("hid,hdv->hiv", rows * jnp.concatenate([grown, grown], axis=1)[..., None], S)
 
 
 def close(S, k, G, U, c: ModelConfig):
@@ -138,21 +159,20 @@ def close(S, k, G, U, c: ModelConfig):
     return jnp.exp(last)[:, None, None] * S + einsum("hjd,hjv->hdv", aged, U[..., : S.shape[-1]])
 
 
-def whole_blocks(q, k, v, beta, g, S, ends, c: ModelConfig):
+def whole_blocks(q, k, v, beta, G, grown, S, ends, c: ModelConfig):
     """All rows of B blocks that follow one another.
 
-    q, k: [B, Hk, BLOCK, dk], v: [B, Hv, BLOCK, dv], beta, g: [B, Hv, BLOCK], S: [Hv, dk, dv] at the first line. ends: int32,
+    q, k: [B, Hk, BLOCK, dk], v: [B, Hv, BLOCK, dv], beta, G, grown: [B, Hv, BLOCK], S: [Hv, dk, dv] at the first line. ends: int32,
     blocks before it are full and move the state. Returns out [B, Hv, BLOCK, dv], S, and T, rhs, U of block `ends`.
     """
     rows = jnp.arange(BLOCK)
     v, S = pad_columns(v), pad_columns(S)
-    G = jnp.cumsum(g, axis=-1)
     A, attend = pairs(q, k, k, beta, G, rows, c)
     T = substitute(A, jnp.zeros_like(A), 0, BLOCK)
 
     def block(carry, i):
         S, rhs_kept, U_kept = carry
-        seen = read(S, k[i], q[i], G[i], c)
+        seen = read(S, k[i], q[i], grown[i], c)
         rhs = beta[i][..., None] * (v[i] - seen[:, :BLOCK])
         U = einsum("hij,hjv->hiv", T[i], rhs)
         out = seen[:, BLOCK:] + einsum("hij,hjv->hiv", attend[i], U)
@@ -169,12 +189,12 @@ def whole_blocks(q, k, v, beta, g, S, ends, c: ModelConfig):
 def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
     """A prefill chunk of n real rows of x: [T, D], beginning `off` rows past a block line (0 where aligned).
 
-    S: [Hv, dk, dv] at that line; opened: u, beta, g of the open block (scratch shapes). Returns [T, D], S at the last line
+    S: [Hv, dk, dv] at that line; opened: u, b, a of the open block (scratch shapes). Returns [T, D], S at the last line
     that the rows reach, and the open block past it.
     """
     T, tail = x.shape[0], c.conv - 1
     B = T // BLOCK + (0 if aligned else 1)
-    raw, z, beta, g = project(w, x, c)
+    raw, z, b, a = project(w, x, c)
 
     def place(rows, before, at):
         """Puts `rows` at row `at` behind the rows of the open block: [lead + B * BLOCK, ...]."""
@@ -185,36 +205,39 @@ def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
         return lax.dynamic_update_slice_in_dim(room.at[: lead + BLOCK].set(before[: lead + BLOCK]), rows, lead + at, axis=0)
 
     u = place(raw, opened["u"], off)
-    beta, g = (place(a, opened[name].T, off) for a, name in ((beta, "beta"), (g, "g")))
+    b, a = (place(new, opened[name].T, off) for name, new in (("b", b), ("a", a)))
 
     def blocks(a):
         """[B * BLOCK, heads, ...] -> [B, heads, BLOCK, ...]"""
         return jnp.moveaxis(a.reshape(B, BLOCK, *a.shape[1:]), 2, 1)
 
     q, k, v = convolve(w, u, c, blocks)
-    beta, g = blocks(beta), blocks(g)
+    b, a = (heads_first(raw.reshape(B, BLOCK, -1)) for raw in (b, a))
     ends = (off + n) // BLOCK
-    out, S, derived = whole_blocks(q, k, v, beta, g, S, ends, c)
+    out, S, derived = whole_blocks(q, k, v, *gates(w, b, a), S, ends, c)
     out = jnp.moveaxis(out, 1, 2).reshape(B * BLOCK, c.value_heads, c.value_dim)
     if not aligned:
         out = lax.dynamic_slice_in_dim(out, off, T, axis=0)
 
     at = jnp.minimum(ends, B - 1)  # where every block is full the open one is empty, and what stands here is never read
-    opened = {name: lax.dynamic_index_in_dim(a, at, 0, keepdims=False) for name, a in {"beta": beta, "g": g, "k": k}.items()}
+    opened = {name: lax.dynamic_index_in_dim(all_, at, 0, keepdims=False) for name, all_ in {"b": b, "a": a, "k": k}.items()}
     u = jnp.pad(u, ((0, BLOCK + SLACK), (0, 0)))
-    opened = {name: jnp.pad(a, ((0, 0), (0, SLACK)) + ((0, 0),) * (a.ndim - 2)) for name, a in (opened | derived).items()}
+    opened = {name: pad_rows(kept) for name, kept in (opened | derived).items()}
     opened["u"] = lax.dynamic_slice_in_dim(u, ends * BLOCK, tail + BLOCK + SLACK, axis=0)
     return output(w, out, z, c, x.dtype), S, opened
 
 
-def reopen(w, S, conv, u, beta, g, c: ModelConfig):
-    """The open block's scratch, made again from its inputs. conv: [C, 3], u: [BLOCK, C], beta, g: [Hv, BLOCK]."""
+def reopen(w, S, conv, u, b, a, c: ModelConfig):
+    """The open block's scratch, made again from its inputs. conv: [C, 3], u: [BLOCK, C], b, a: [Hv, BLOCK]."""
     u = jnp.concatenate([conv.T, u])
-    q, k, v = convolve(w, u, c, lambda a: a.swapaxes(0, 1)[None])
-    _, _, derived = whole_blocks(q, k, v, beta[None], g[None], S, 0, c)
-    opened = {"u": u, "beta": beta, "g": g, "k": k[0]} | derived
-    rows_axis = {"u": 0}
-    return {name: jnp.pad(a, [(0, SLACK if i == rows_axis.get(name, 1) else 0) for i in range(a.ndim)]) for name, a in opened.items()}
+    q, k, v = convolve(w, u, c, lambda rows: rows.swapaxes(0, 1)[None])
+    _, _, derived = whole_blocks(q, k, v, *gates(w, b[None], a[None]), S, 0, c)
+    return {"u": jnp.pad(u, ((0, SLACK), (0, 0)))} | {name: pad_rows(x) for name, x in ({"b": b, "a": a, "k": k[0]} | derived).items()}
+
+
+def pad_rows(x):
+    """[heads, BLOCK, ...] -> [heads, BLOCK + SLACK, ...]"""
+    return jnp.pad(x, ((0, 0), (0, SLACK)) + ((0, 0),) * (x.ndim - 2))
 
 
 def step(w, x, S, opened, layer, off, n, c: ModelConfig):
@@ -224,7 +247,7 @@ def step(w, x, S, opened, layer, off, n, c: ModelConfig):
     Returns [T, D] and the scratch.
     """
     T, tail = x.shape[0], c.conv - 1
-    raw, z, beta, g = project(w, x, c)
+    raw, z, b, a = project(w, x, c)
     rows = off + jnp.arange(T)
 
     def put(name, new, row):
@@ -242,15 +265,15 @@ def step(w, x, S, opened, layer, off, n, c: ModelConfig):
     window = lax.dynamic_slice(opened["u"], (layer, off, 0), (1, tail + T, raw.shape[1]))[0]
     q, k, v = convolve(w, lax.bitcast_convert_type(window, x.dtype), c, lambda a: a.swapaxes(0, 1))
     v, S = pad_columns(v), pad_columns(S)
-    beta, g = beta.T, g.T
-    for name, new in (("k", k), ("beta", beta), ("g", g)):
+    for name, new in (("k", k), ("b", heads_first(b)), ("a", heads_first(a))):
         put(name, new, off)
 
-    G = jnp.cumsum(whole("g"), axis=-1)
+    beta, G, grown = gates(w, whole("b"), whole("a"))
+    beta = pick(beta, rows)
     A, attend = pairs(q, k, whole("k"), beta, G, rows, c)
     inverse = substitute(A, whole("T"), off, off + n)
     put("T", take_rows(inverse, rows), off)
-    seen = read(S, k, q, take_rows(G, rows), c)
+    seen = read(S, k, q, pick(grown, rows), c)
     put("rhs", beta[..., None] * (v - seen[:, :T]), off)
     put("U", einsum("hij,hjv->hiv", take_rows(inverse, rows), whole("rhs")), off)
     out = seen[:, T:] + einsum("hij,hjv->hiv", attend, whole("U"))

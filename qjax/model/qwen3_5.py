@@ -31,8 +31,8 @@ def layout(c: ModelConfig, grid: int = 1024) -> Layout:
         ),
         open=(
             Section("gdn.u", (Lg, BLOCK, c.conv_channels), c.dtype),
-            Section("gdn.beta", (Lg, Hv, BLOCK), "float32"),
-            Section("gdn.g", (Lg, Hv, BLOCK), "float32"),
+            Section("gdn.b", (Lg, Hv, BLOCK), "float32"),
+            Section("gdn.a", (Lg, Hv, BLOCK), "float32"),
         ),
         views=(View("K", La, c.kv_heads, c.head_dim, c.dtype), View("V", La, c.kv_heads, c.head_dim, c.dtype)),
         grid=grid,
@@ -99,7 +99,7 @@ def prefill_chunk(c: ModelConfig, aligned: bool, params, pool, S, opened, table,
 
     def gdn_layer(at, x, carry):
         w = layer(params["gdn"], at, dtype)
-        before = layer({name: opened[name] for name in ("u", "beta", "g")}, at, dtype)
+        before = layer({name: opened[name] for name in ("u", "b", "a")}, at, dtype)
         y, S_new, after = gdn.chunk(w, x, lax.dynamic_index_in_dim(S, at, 0, keepdims=False), before, off, n, c, aligned)
         after["u"] = lax.bitcast_convert_type(after["u"], opened["u"].dtype)
         x = x + y
@@ -137,29 +137,32 @@ def head_rows(params, hidden, rows):
     return head(params, jnp.take(hidden, rows, axis=0))
 
 
-def close_block(c: ModelConfig, S, opened):
+def close_block(c: ModelConfig, params, S, opened):
     """The state at the line that a full open block ends at, and the empty block past it. opened is donated."""
+    gates = {name: params["gdn"][name] for name in ("A_log", "dt_bias")}
 
-    def one(args):
-        S, k, g, U = args
-        return gdn.close(S, k[:, :BLOCK], jnp.cumsum(g[:, :BLOCK], axis=-1), U[:, :BLOCK], c)
+    def one(at):
+        w = layer(gates, at, jnp.dtype(c.dtype))
+        rows = {name: lax.dynamic_index_in_dim(opened[name], at, 0, keepdims=False)[:, :BLOCK] for name in ("k", "b", "a", "U")}
+        _, G, _ = gdn.gates(w, rows["b"], rows["a"])
+        return gdn.close(lax.dynamic_index_in_dim(S, at, 0, keepdims=False), rows["k"], G, rows["U"], c)
 
-    S = lax.map(one, (S, opened["k"], opened["g"], opened["U"]))
+    S = lax.map(one, jnp.arange(c.gdn_layers))
     tail = lax.slice_in_dim(opened["u"], BLOCK, BLOCK + c.conv - 1, axis=1)
     return S, opened | {"u": lax.dynamic_update_slice_in_dim(opened["u"], tail, 0, axis=1)}
 
 
-def reopen_block(c: ModelConfig, params, S, conv, u, beta, g):
+def reopen_block(c: ModelConfig, params, S, conv, u, b, a):
     """The scratch of all layers from a sequence's sections and open inputs (at a line: zeros).
 
-    conv: [Lg, C, 3], u: [Lg, BLOCK, C] bits, beta, g: [Lg, Hv, BLOCK].
+    conv: [Lg, C, 3], u: [Lg, BLOCK, C] bits, b, a: [Lg, Hv, BLOCK].
     """
     dtype = jnp.dtype(c.dtype)
 
     def one(at):
-        w = layer({"conv": params["gdn"]["conv"]}, at, dtype)
-        here = layer({"S": S, "conv": conv, "u": u, "beta": beta, "g": g}, at, dtype)
-        opened = gdn.reopen(w, here["S"], here["conv"], here["u"], here["beta"], here["g"], c)
+        w = layer({name: params["gdn"][name] for name in ("conv", "A_log", "dt_bias")}, at, dtype)
+        here = layer({"S": S, "conv": conv, "u": u, "b": b, "a": a}, at, dtype)
+        opened = gdn.reopen(w, here["S"], here["conv"], here["u"], here["b"], here["a"], c)
         return opened | {"u": lax.bitcast_convert_type(opened["u"], u.dtype)}
 
     return lax.map(one, jnp.arange(c.gdn_layers))
@@ -172,6 +175,6 @@ def freeze_block(c: ModelConfig, opened, rows):
     return {
         "gdn.conv": opened["u"][:, :tail].swapaxes(1, 2),
         "gdn.u": jnp.where(real[None, :, None], opened["u"][:, tail : tail + BLOCK], jnp.zeros((), opened["u"].dtype)),
-        "gdn.beta": jnp.where(real[None, None], opened["beta"][:, :, :BLOCK], 0),
-        "gdn.g": jnp.where(real[None, None], opened["g"][:, :, :BLOCK], 0),
+        "gdn.b": jnp.where(real[None, None], opened["b"][:, :, :BLOCK], 0),
+        "gdn.a": jnp.where(real[None, None], opened["a"][:, :, :BLOCK], 0),
     }

@@ -69,8 +69,8 @@ def layout(values: dict, grid: int = GRID) -> Layout:
         ),
         open=(
             Section("gdn.u", (gdn, BLOCK, channels), "bfloat16"),
-            Section("gdn.beta", (gdn, value_heads, BLOCK), "float32"),
-            Section("gdn.g", (gdn, value_heads, BLOCK), "float32"),
+            Section("gdn.b", (gdn, value_heads, BLOCK), "float32"),
+            Section("gdn.a", (gdn, value_heads, BLOCK), "float32"),
         ),
         views=views("", attention) + (views("mtp.", mtp) if mtp else ()),
         grid=grid,

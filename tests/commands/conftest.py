@@ -1,0 +1,59 @@
+"""One small engine for the commands' tests, and answers that are written down: no test depends on what the embedded model says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qjax.commands import chat, demo, generate
+from qjax.config import EngineConfig
+from qjax.engine import Engine
+from qjax.model.source import load
+
+
+@pytest.fixture(scope="session")
+def flags(tmp_path_factory) -> list[str]:
+    """Flags of an engine that is compiled once for all tests, with the directory that keeps its programs."""
+    directory = tmp_path_factory.mktemp("compile")
+    return ["--grid", "128", "--context-tokens", "1536", "--kv-gb", "0.001", "--compile-cache", str(directory)]
+
+
+@pytest.fixture(scope="session")
+def shared_engine(flags) -> Engine:
+    grid, context, kv_gb, cache = flags[1::2]
+    config = EngineConfig(grid=int(grid), context_tokens=int(context), kv_gb=float(kv_gb), compile_cache=Path(cache))
+    return Engine(load("embedded"), config)
+
+
+@pytest.fixture
+def engine(shared_engine, monkeypatch) -> Engine:
+    """The engine, given to every command that starts one; the test gives back all pages."""
+    free = shared_engine.pool.free
+    for command in (chat, demo, generate):
+        monkeypatch.setattr(command, "start", lambda model, config, console: shared_engine)
+    yield shared_engine
+    assert shared_engine.pool.free == free
+
+
+@pytest.fixture
+def answers(monkeypatch, shared_engine):
+    """Call it with texts: the generations that follow draw their tokens, each text followed by the stop token unless it ends in '...'."""
+
+    def script(*texts: str) -> None:
+        waiting, current = [tokens(text) for text in texts], []
+
+        def draw(logits, sampling, history, number, allowed):
+            if number == 0:
+                current[:] = waiting.pop(0)
+            return current[number]
+
+        monkeypatch.setattr("qjax.generation.sample", draw)
+
+    def tokens(text: str) -> list[int]:
+        tokenizer = shared_engine.model.tokenizer
+        ids = []
+        for piece in re.split("(</?think>)", text.removesuffix("...")):
+            ids += [tokenizer.special[piece]] if piece in tokenizer.special else tokenizer.encode(piece)
+        return ids if text.endswith("...") else [*ids, tokenizer.stop_ids[0]]
+
+    return script

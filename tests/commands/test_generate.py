@@ -1,0 +1,145 @@
+"""`qjax generate`: the engine's own text, streamed; one object with --json; wrong prompts and Ctrl-C."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+from qjax.cli import main
+from qjax.sampling import Sampling
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(engine, answers, stdin, capsys):
+    answers("at night.\nThe end", "at night.\n")
+    stdin(b"The worker reads")
+    assert main(["generate"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "at night.\nThe end\n"
+    assert shown.err.startswith(f"{len(engine.model.tokenizer.encode('The worker reads'))} prompt tokens, ")
+    assert shown.err.endswith("; ended by the model or a stop text\n")
+    stdin(b"The worker reads")
+    assert main(["generate", "-"]) == 0
+    assert capsys.readouterr().out == "at night.\n"
+
+
+def test_a_file_is_taken_as_it_stands(engine, tmp_path, monkeypatch, capsys):
+    prompts = []
+    monkeypatch.setattr(engine, "generate", lambda tokens, **options: prompts.append((tokens, options)) or stand_in())
+    text = " <|im_end|> two\r\n\n"
+    (tmp_path / "prompt").write_bytes(text.encode())
+    assert main(["generate", str(tmp_path / "prompt"), "--top-k", "3", "--max-tokens", "7", "--stop", "a", "--stop", "b"]) == 0
+    (tokens, options) = prompts[0]
+    assert engine.model.tokenizer.decode(tokens) == text
+    assert not set(tokens) & set(engine.model.tokenizer.special.values())
+    assert options["sampling"] == Sampling(**engine.model.generation | {"top_k": 3})
+    assert (options["max_tokens"], options["stop"]) == (7, ["a", "b"])
+
+
+def stand_in():
+    class Nothing(types.SimpleNamespace):
+        def __iter__(self):
+            return iter(())
+
+        def close(self):
+            pass
+
+    return Nothing(
+        sequence=None, text="", tokens=[], finish="stop", prompt_tokens=1, prefill_seconds=0.0, first_token_seconds=0.0, decode_seconds=0.0
+    )
+
+
+def test_the_models_own_sampling_holds_until_a_flag_says_otherwise(engine, stdin, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(engine, "generate", lambda tokens, **options: seen.append(options["sampling"]) or stand_in())
+    monkeypatch.setitem(engine.model.generation, "temperature", 0.6)
+    monkeypatch.setitem(engine.model.generation, "top_p", 0.9)
+    stdin(b"Hello")
+    assert main(["generate", "--temperature", "0.25"]) == 0
+    assert seen == [Sampling(temperature=0.25, top_p=0.9)]
+
+
+def test_json_is_one_object_and_nothing_else(engine, answers, stdin, capsys):
+    answers("One two three four")
+    stdin(b"Count: ")
+    assert main(["generate", "--json", "--stop", " three"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    out = json.loads(shown.out)
+    assert (out["model"], out["text"], out["finish"]) == ("embedded", "One two", "stop")
+    assert engine.model.tokenizer.decode(out["tokens"]).startswith("One two three")
+    assert out["prompt_tokens"] == len(engine.model.tokenizer.encode("Count: "))
+    assert min(out[f"{name}_seconds"] for name in ("load", "compile", "prefill", "first_token", "decode")) > 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupt_keeps_what_there_is(engine, answers, stdin, capsys, monkeypatch, as_json):
+    answers("one two three four five six seven")
+    draw = sys.modules["qjax.generation"].sample
+
+    def pressed(logits, sampling, history, number, allowed):
+        if number == 3:
+            signal.raise_signal(signal.SIGINT)
+        return draw(logits, sampling, history, number, allowed)
+
+    monkeypatch.setattr("qjax.generation.sample", pressed)
+    stdin(b"Count")
+    assert main(["generate", *(["--json"] if as_json else [])]) == 130
+    shown = capsys.readouterr()
+    text = json.loads(shown.out)["text"] if as_json else shown.out.removesuffix("\n")
+    assert 0 < len(text) < len("one two three four five six seven")
+    assert "one two three four five six seven".startswith(text)
+    assert "Traceback" not in shown.err
+    assert as_json or shown.err.endswith("; ended by Ctrl-C\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "standard input: the prompt is empty"),
+        (b"ok \xff", "standard input: expected UTF-8 text, found byte 0xff at 3"),
+        (b"The worker reads the file. " * 400, "this engine's limit is 1,536 with the answer's (--context-tokens, --kv-gb)"),
+    ],
+)
+def test_wrong_prompts(engine, stdin, capsys, data, message):
+    stdin(data)
+    assert main(["generate"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("qjax: error: ")
+    assert shown.err.endswith(f"{message}\n")
+
+
+@pytest.mark.parametrize("argv", [["--top-p", "7"], ["--stop", ""], ["/nowhere/prompt"], ["--grid", "100"]])
+def test_wrong_flags_are_told_before_anything_is_loaded(monkeypatch, stdin, capsys, argv):
+    monkeypatch.delattr("qjax.commands.generate.start")
+    stdin(b"Hello")
+    assert main(["generate", *argv]) == 2
+    assert capsys.readouterr().err.startswith("qjax: error: ")
+
+
+def test_as_a_program(engine, flags):
+    """The real command gives what the engine in this process gives."""
+    command = [sys.executable, "-m", "qjax.cli", "generate", "--max-tokens", "12", *flags]
+    prompt = "The worker reads the file and the "
+    done = subprocess.run(command, input=prompt.encode(), capture_output=True, check=True)
+    generation = engine.generate(engine.model.tokenizer.encode(prompt), sampling=Sampling(**engine.model.generation), max_tokens=12)
+    for _ in generation:
+        pass
+    engine.release(generation.sequence)
+    assert done.stdout.decode() == generation.text + "\n" * (not generation.text.endswith("\n"))
+    notes = done.stderr.decode().splitlines()
+    assert notes[0].startswith("embedded: loaded in ")
+    assert notes[1].startswith(f"compiling (up to a minute the first time) ... {len(engine.programs.compiled)} programs in ")
+    assert notes[1].endswith(f", kept in {flags[-1]}")

@@ -1,0 +1,92 @@
+"""`qjax layout`: the published byte counts through the command line, for every way to name a model, with no weights read."""
+
+import json
+import shutil
+
+import pytest
+
+from qjax.cli import main
+from qjax.commands.layout import find
+from qjax.model.qwen4_exp import PRESETS
+from qjax.model.source import EMBEDDED
+
+FLASH = PRESETS["qwen3.8-flash-next"]
+
+
+def as_json(capsys, *argv) -> dict:
+    assert main(["layout", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "added", "row", "grid"),
+    [
+        ("27b", 153_944_064, 64_094_208, 65_536, 1024),
+        ("random:qwen3.8-27b", 153_944_064, 64_094_208, 65_536, 1024),
+        ("random:27b@32", 76_972_032, 32_047_104, 32_768, 1024),
+        ("0.8B", 19_537_920, 14_303_232, 12_288, 1024),
+        ("qwen3.8-flash-next", 115_662_864, 48_070_656, 29_952, 4096),
+        ("flash-next", 115_662_864, 48_070_656, 29_952, 4096),
+    ],
+)
+def test_byte_counts(capsys, model, sections, added, row, grid):
+    shown = as_json(capsys, model)
+    totals = {"section_bytes": sections, "open_bytes": added, "row_bytes": row, "page_bytes": row * grid}
+    assert {key: shown[key] for key in totals} == totals
+    assert shown["grid"] == grid
+    for group, total in (("sections", sections), ("open", added), ("views", row)):
+        assert sum(leaf["bytes"] for leaf in shown[group]) == total
+
+
+def test_grid_sets_the_page(capsys):
+    assert as_json(capsys, "27b", "--grid", "256")["page_bytes"] == 256 * 65_536
+    assert main(["layout", "27b", "--grid", "100"]) == 2
+    assert capsys.readouterr().err == "qjax: error: grid must be a positive multiple of 64, not 100\n"
+
+
+def test_every_leaf_is_printed(capsys):
+    leaves = as_json(capsys, "qwen3.8-flash-next")
+    assert main(["layout", "qwen3.8-flash-next"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for leaf in leaves["sections"] + leaves["open"] + leaves["views"]:
+        shape = " × ".join(map(str, leaf["shape"])).split()
+        assert [leaf["name"], *shape, leaf["dtype"], f"{leaf['bytes']:,}"] in lines
+    printed = {" ".join(line) for line in lines}
+    assert printed >= {
+        "an anchor at a line 115,662,864 (110.3 MiB)",
+        "added off a line 48,070,656 (45.84 MiB)",
+        "a token 29,952 (29.25 KiB)",
+        "a page of 4,096 tokens 122,683,392 (117 MiB)",
+    }
+
+
+def test_directories_need_a_config_only(tmp_path, capsys):
+    shutil.copy(EMBEDDED / "config.json", tmp_path)
+    assert find(str(tmp_path)) == find("embedded")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen4_exp", "text_config": FLASH}))
+    assert find(str(tmp_path)) == ("qwen4_exp", find("qwen3.8-flash-next")[1])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "llama"}, "model_type: expected one of qwen3_5, qwen3_5_text, found 'llama'"),
+        ({"model_type": "qwen4_exp", "text_config": FLASH | {"hc_count": 0}}, "hc_count: expected a positive integer, found 0"),
+    ],
+)
+def test_a_wrong_config_is_named(tmp_path, capsys, values, message):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert main(["layout", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"qjax: error: {tmp_path / 'config.json'}: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [("3b", "found '3b'"), ("flash-next@8", "expected the whole model"), ("27b@0", "at least 1"), ("/nowhere", "'/nowhere'")]
+)
+def test_wrong_names_are_one_line(capsys, model, message):
+    assert main(["layout", model]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

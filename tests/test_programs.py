@@ -1,0 +1,216 @@
+"""The compiled programs: a listed set, no full-size temporaries, donation that takes place, and no compile once the engine is up."""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import monitoring
+
+from qjax.model import weights
+from qjax.model.qwen3_5 import layout
+from qjax.programs import Programs, Shapes, use_compile_cache
+from qjax.sampling import Sampling
+from tests.models import prompt, tiny_config
+from tests.runs import decode, prefill
+
+STEPS = {("step", rows) for rows in (2, 4, 8, 16)}
+OTHERS = {"close", "reopen", "freeze", "copy_page"}
+
+
+def test_the_set_is_the_listed_one(embedded_engine, tiny_engine):
+    assert set(embedded_engine.programs.compiled) == STEPS | OTHERS | {(kind, rows) for kind in ("chunk", "head") for rows in (64, 128)}
+    assert set(tiny_engine.programs.compiled) == STEPS | OTHERS | {("chunk", 64), ("head", 64)}
+
+
+@pytest.mark.parametrize(("grid", "chunks"), [(64, (64,)), (128, (64, 128)), (256, (64, 256)), (512, (64, 256, 512)), (1024, (64, 256, 1024))])
+def test_prefill_shapes(grid, chunks):
+    shapes = Shapes(tiny_config(), layout(tiny_config(), grid), 4, 2)
+    assert shapes.chunks == chunks
+    assert [shapes.aligned(rows) for rows in chunks] == [rows == grid > 64 for rows in chunks]
+
+
+class Compiles:
+    """Counts traces and compiles of this process while it is entered."""
+
+    EVENTS = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration")
+
+    def __enter__(self):
+        self.count = 0
+        monitoring.register_event_duration_secs_listener(self._heard)
+        return self
+
+    def __exit__(self, *_):
+        monitoring.unregister_event_duration_listener(self._heard)
+
+    def _heard(self, event, seconds, **_):
+        self.count += event in self.EVENTS
+
+
+def test_serving_compiles_nothing(engine):
+    with Compiles() as control:
+        jax.jit(lambda x: x * 3 + 1)(np.arange(7))
+    assert control.count > 1  # the counter hears a trace and a compile
+    jax.clear_caches()  # as in a process that has served nothing yet; the engine holds its programs itself
+    with Compiles() as found:
+        for length in (1, 2, 17, 63, 64, 65, 90, 127, 128, 129, 300, 517):
+            sequence, _ = engine.prefill(prompt(length))
+            engine.release(sequence)
+        kept = [engine.prefill(prompt(517))[0]]
+        slot, other = engine.open(kept[0]), engine.open(kept[0])
+        for rows in range(1, 17):
+            rows = min(rows, slot.verify_room())
+            slot.step([1] * rows)
+            slot.accept([1] * (rows // 2))
+        decode(slot, [1] * 70)  # closes a block
+        pages = list(other.pages)
+        decode(other, [2])
+        assert other.pages != pages  # a page was copied
+        kept.append(engine.hold(slot.freeze()))
+        other.close()
+        slot.close()
+        run = engine.generate(prompt(600), kept[0], sampling=Sampling(temperature=1.0), max_tokens=20)
+        list(run)
+        for sequence in (*kept, run.sequence):
+            engine.release(sequence)
+    assert found.count == 0
+
+
+def test_nothing_else_is_called_while_serving(small):
+    """What runs is the listed set; every program of it is used."""
+    used = set()
+
+    class Watched(dict):
+        def __getitem__(self, key):
+            used.add(key)
+            return super().__getitem__(key)
+
+    watched, compiled = Watched(small.programs.compiled), small.programs.compiled
+    small.programs.compiled = watched
+    try:
+        sequence, _ = small.prefill(prompt(64 + 40))
+        one, two = small.open(sequence), small.open(sequence)
+        for rows in (2, 4, 8, 16):
+            one.step([1] * rows)
+            one.accept([])
+        decode(one, [1] * 24)
+        prefill(two, [1, 2, 3])
+        one.close()
+        two.close()
+        small.release(sequence)
+    finally:
+        small.programs.compiled = compiled
+    assert used == set(compiled)
+
+
+def test_donation_takes_place(engine):
+    """The pool is written where it lies: the old handles are gone, the memory is the same; sections are not donated."""
+    slot = engine.open()
+    addresses = {name: view.unsafe_buffer_pointer() for name, view in engine.pool.views.items()}
+
+    def moved(act):
+        old = dict(engine.pool.views)
+        act()
+        assert all(view.is_deleted() for view in old.values())
+        assert {name: view.unsafe_buffer_pointer() for name, view in engine.pool.views.items()} == addresses
+
+    first = slot.freeze()
+    moved(lambda: prefill(slot, prompt(128)))
+    moved(lambda: prefill(slot, prompt(50)))
+    moved(lambda: decode(slot, prompt(3)))
+    second = engine.hold(slot.freeze())
+    other = engine.open(second)
+    moved(lambda: decode(slot, [1]))
+    moved(lambda: decode(other, [2]))  # with a copy of the page
+    for sequence in (first, second):
+        assert not any(a.is_deleted() for a in jax.tree.leaves((sequence.sections, sequence.open)))
+    slot.close()
+    other.close()
+    engine.release(second)
+
+
+def test_a_host_view_of_the_pool_is_seen(engine):
+    """Control: while numpy looks into the pool's memory, jax cannot donate it and copies; nothing in the engine may do that."""
+    slot = engine.open()
+    prefill(slot, prompt(3))
+    view = engine.pool.views["K"]
+    address = view.unsafe_buffer_pointer()
+    looking = np.asarray(view)
+    decode(slot, [1])
+    assert engine.pool.views["K"].unsafe_buffer_pointer() != address
+    assert looking.size
+    slot.close()
+
+
+LARGE = dataclasses.replace(tiny_config().with_layers(24), hidden=256, intermediate=1024, key_dim=64, value_dim=64)
+
+
+@pytest.fixture(scope="module")
+def large(compile_cache):
+    """Programs for a pool of 512 MiB and 24 layers; lowered from shapes, so none of it is allocated."""
+    spec = layout(LARGE, 64)
+    return Programs(Shapes(LARGE, spec, 2**29 // spec.page_bytes, 32))
+
+
+def test_no_program_has_a_temporary_of_the_size_of_what_it_reads(large):
+    """G6: not of the pool, not of the stacked weights, not of the states; a temporary is a layer's or a few rows'."""
+    spec = large.shapes.layout
+    pool = large.shapes.pool_pages * spec.page_bytes
+    stacks = weights.spec(LARGE)
+    stacked = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((stacks["gdn"], stacks["attention"])))
+    sizes = {key: program.memory_analysis().temp_size_in_bytes for key, program in large.compiled.items()}
+    assert pool > 2**28
+    assert stacked > 2**23
+    for key, size in sizes.items():
+        assert size < pool / 16, key
+        assert size < stacked / 4, key
+
+
+def test_the_bound_on_temporaries_would_notice(large):
+    """Control: a program that reads the pool again after it has written to it keeps the whole of it aside."""
+
+    def late(view, at):
+        new = jax.lax.dynamic_update_slice_in_dim(view, jnp.ones_like(view[:1]), at, axis=0)
+        return new, jnp.sum(jax.lax.dynamic_slice_in_dim(view, at, 1, axis=0))
+
+    shape = (large.shapes.pool_pages, *large.shapes.layout.views[0].page_shape(64))
+    specs = jax.ShapeDtypeStruct(shape, np.uint16), jax.ShapeDtypeStruct((), np.int32)
+    compiled = jax.jit(late, donate_argnums=0).lower(*specs).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes >= 2 * np.prod(shape, dtype=np.int64)
+
+
+@pytest.fixture
+def cache_afterwards(compile_cache):
+    yield
+    use_compile_cache(compile_cache)
+
+
+def compile_something(number):
+    """A program that no cache has seen: `number` and the time are constants of it."""
+    now = np.float32(time.time() % 1e5)
+    jax.jit(lambda x: x * number + now)(np.arange(5, dtype=np.float32))
+
+
+@pytest.mark.usefixtures("cache_afterwards")
+def test_the_compile_cache_is_where_the_engine_says(tmp_path):
+    """Private, and the one of the last engine that was started, also when another was in use before."""
+    use_compile_cache(tmp_path / "one")
+    compile_something(11)
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o700
+    assert any((tmp_path / "one").iterdir())
+    use_compile_cache(tmp_path / "two")
+    compile_something(12)
+    assert any((tmp_path / "two").iterdir())
+
+
+@pytest.mark.usefixtures("cache_afterwards")
+def test_no_compile_cache_keeps_nothing(compile_cache):
+    before = set(compile_cache.iterdir())
+    use_compile_cache(None)
+    compile_something(13)
+    assert set(compile_cache.iterdir()) == before
+    use_compile_cache(compile_cache)
+    compile_something(14)
+    assert set(compile_cache.iterdir()) > before  # control
