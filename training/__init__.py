@@ -1,0 +1,1 @@
+"""Training of the embedded model: generator, vocabulary, model, training and evaluation. Not part of CI."""
