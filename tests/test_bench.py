@@ -19,7 +19,6 @@ from qjax.model.config import ModelConfig
 from qjax.state import BLOCK
 from tests.models import prompt, tiny_config
 
-
 BOUND = 0.04
 """Of the relative difference of two steps' logits; measured: 0.005 on the embedded model, 0.017 over 64 tokens on the random one."""
 
@@ -119,10 +118,10 @@ def test_the_figures_are_finite_and_positive(engine, quick):
     assert any("round 2 of 2" in text for text in said)
 
 
-@pytest.mark.parametrize(("tokens", "context"), [((63,), 128), ((1020,), 128), ((64,), 4096)])
+@pytest.mark.parametrize(("tokens", "context"), [((63,), 128), ((1016,), 128), ((64,), 4096)])
 def test_a_length_that_does_not_fit_is_refused_before_any_work(engine, monkeypatch, tokens, context):
     monkeypatch.setattr(engine, "prefill", lambda *_: pytest.fail("nothing may be computed"))
-    with pytest.raises(ValueError, match="64 to 1,018 tokens"):
+    with pytest.raises(ValueError, match="64 to 1,014 tokens"):
         measure(engine, tokens, 1, context=context)
 
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -255,6 +256,21 @@ def test_equal_calls_have_equal_bits(engine):
         assert_bits_equal(found, logits)
         assert_bits_equal(again, first)
     engine.pool = new_pool(engine)
+
+
+def test_turns_keep_no_arrays(engine):
+    """G4: a chat of many turns, each from the state before, holds one state's arrays at its end, however long it was."""
+    sequence, tokens, live = engine.empty(), [], []
+    for turn in range(30):
+        tokens = [*tokens, *prompt(20, seed=turn)]
+        longer, _ = engine.prefill(tokens, sequence)
+        engine.release(sequence)
+        sequence = longer
+        live.append(len(jax.live_arrays()))
+    assert len(tokens) == 600
+    assert live[-1] == live[2]
+    assert engine.pool.free == engine.pool.pages - 5
+    engine.release(sequence)
 
 
 def test_a_step_takes_the_rows_of_its_block_only(engine):
