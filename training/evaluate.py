@@ -20,7 +20,7 @@ from safetensors import safe_open
 from training import dialogues, model, train, vocabulary
 
 SEED = 90_001
-SIZES = (1024, 3072, 4096, 9216, 12_288, 18_432, 24_576)
+SIZES = (1024, 3072, 4096, 10_240, 12_288, 19_456, 24_576)
 
 
 def load(path=dialogues.EMBEDDED / "model.safetensors"):
@@ -88,16 +88,24 @@ def held_out(p, config, tokenizer, n=60, length=1024):
     }
 
 
+def unmarked(text):
+    """Rendered text without the marks."""
+    return text.replace(dialogues.OPEN, "").replace(dialogues.CLOSE, "")
+
+
 def recall(p, config, tokenizer, distance, n, thinking, facts=4):
     """Held-out recall at a distance: `value` whole value right under teacher forcing, `reply` every token of the reply arg-max.
 
-    A reply whose every token is the arg-max is what greedy generation writes.
+    A reply whose every token is the arg-max is what greedy generation writes. The distance runs from the end of the exchange
+    that told the fact to the end of the prompt.
     """
-    value, reply, lengths = 0, 0, []
+    value, reply, lengths, distances = 0, 0, [], []
     for i in range(n):
         rng = random.Random(f"{SEED}/recall/{distance}/{thinking}/{i}")
         messages, options, name, code = dialogues.probe(rng, distance, train.counter(), thinking, facts)
-        prompt = dialogues.render(messages, add_generation_prompt=True, **options).replace(dialogues.OPEN, "").replace(dialogues.CLOSE, "")
+        prompt = unmarked(dialogues.render(messages, add_generation_prompt=True, **options))
+        told = next(j for j, m in enumerate(messages) if m["role"] == "user" and name in m["content"])
+        before = unmarked(dialogues.render(messages[: told + 2], **options))
         marked = f"The {name} is {dialogues.mark(code)}.<|im_end|>"
         if thinking:
             marked = f"The user asks for the {name}. It is {dialogues.mark(code)}.\n</think>\n\n" + marked
@@ -107,7 +115,15 @@ def recall(p, config, tokenizer, distance, n, thinking, facts=4):
         value += bool(right[weights == train.WEIGHT_VALUE].all())
         reply += bool(right.all())
         lengths.append(len(head))
-    return {"probes": n, "mean_prompt_tokens": float(np.mean(lengths)), "value_right": value / n, "whole_reply_right": reply / n}
+        distances.append(len(head) - len(tokenizer.encode(before).ids))
+    return {
+        "probes": n,
+        "mean_prompt_tokens": round(float(np.mean(lengths))),
+        "least_distance": min(distances),
+        "mean_distance": round(float(np.mean(distances))),
+        "value_right": value / n,
+        "whole_reply_right": reply / n,
+    }
 
 
 def generate(p, config, tokenizer, prompt, most=48):
@@ -124,7 +140,7 @@ def generated(p, config, tokenizer, n, thinking, distance=200):
     for i in range(n):
         rng = random.Random(f"{SEED}/generate/{distance}/{thinking}/{i}")
         messages, options, name, code = dialogues.probe(rng, distance, train.counter(), thinking)
-        prompt = dialogues.render(messages, add_generation_prompt=True, **options).replace(dialogues.OPEN, "").replace(dialogues.CLOSE, "")
+        prompt = unmarked(dialogues.render(messages, add_generation_prompt=True, **options))
         text = generate(p, config, tokenizer, prompt)
         hits += text.split("</think>")[-1].strip() == f"The {name} is {code}.<|im_end|>"
         samples.append({"question": messages[-1]["content"], "value": code, "reply": text})
