@@ -55,4 +55,4 @@ bench: .venv/.installed
 	$(call install,.venv,.[test])
 
 .venv-reference/.installed: pyproject.toml
-	$(call install,.venv-reference,.[reference,test])
+	$(call install,.venv-reference,.[reference])

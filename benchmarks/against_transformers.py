@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from qjax.cli import huge_pages
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.config import ModelConfig
@@ -146,6 +147,7 @@ def measure(rounds: int, steps: int) -> dict:
         log.print(f"warning: other processes are running here (load {os.getloadavg()[0]:.1f}), which slows transformers more than qjax")
     log.print("making random weights, compiling")
     model = load("random:0.8b")
+    model.tokenizer.stop_ids = ()  # random weights may choose any id: both engines decode on to the last step
     ours, theirs = Ours(model, max(LENGTHS) + steps + 1), Theirs(model.params, model.config)
     engines = {"qjax": ours, "transformers": theirs}
 
@@ -203,4 +205,5 @@ def main():
 
 
 if __name__ == "__main__":
+    huge_pages()  # both engines get them
     main()

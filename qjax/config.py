@@ -6,7 +6,7 @@ import math
 from dataclasses import field
 from pathlib import Path
 
-from qjax.state import BLOCK, Layout
+from qjax.state import GRIDS, Layout, is_grid
 
 
 def _path_or_none(text: str) -> Path | None:
@@ -24,9 +24,7 @@ class EngineConfig:
     The flags that `add_flags` makes are the fields with dashes: `--kv-gb` for `kv_gb`.
     """
 
-    grid: int = field(
-        default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, a multiple of {BLOCK} (default 1024)", metavar="N")
-    )
+    grid: int = field(default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, {GRIDS} (default 1024)", metavar="N"))
     kv_gb: float = field(
         default=2.0, metadata=_flag(float, "page pool in GiB, at the most (default 2; less where two longest sequences fit)", metavar="X")
     )
@@ -39,7 +37,7 @@ class EngineConfig:
     )
 
     def __post_init__(self):
-        self._check("grid", f"a positive multiple of {BLOCK}", isinstance(self.grid, int) and self.grid > 0 and self.grid % BLOCK == 0)
+        self._check("grid", GRIDS, isinstance(self.grid, int) and is_grid(self.grid))
         self._check("kv_gb", "a positive number of GiB", self.kv_gb > 0 and math.isfinite(self.kv_gb))
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
 

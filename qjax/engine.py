@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qjax.config import EngineConfig
+from qjax.forward import Forward
 from qjax.generation import Cancelled, Generation, Progress
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
@@ -56,6 +57,7 @@ class Engine:
         pages, sequence_pages, self.limit = config.pages(self.layout, model.config.context)
         begin = time.perf_counter()
         self.programs = Programs(Shapes(model.config, self.layout, pages, sequence_pages))
+        self.forward = Forward(self.programs, model.params)
         self.compile_seconds = time.perf_counter() - begin
         self.pool = PagePool(self.layout, pages)
 
@@ -74,7 +76,7 @@ class Engine:
 
     def open(self, sequence: Sequence | None = None) -> Slot:
         """A slot that goes on from a sequence, which stays as it is."""
-        return Slot(self.programs, self.model.params, self.pool, self.empty() if sequence is None else sequence)
+        return Slot(self.forward, self.pool, self.empty() if sequence is None else sequence)
 
     def check(self, tokens: Tokens[int], sequence: Sequence | None = None) -> np.ndarray:
         """The prompt as int32 [n], or a ValueError that says what is wrong with it; nothing has been computed by then."""

@@ -87,7 +87,8 @@ class Generation:
         stream = tokenizer.stream()
         try:
             while True:
-                token = sample(logits, self._sampling, np.array(slot.tokens, np.int32), len(self.tokens), tokenizer.size)
+                history = np.array(slot.tokens if self._sampling.penalizes else [], np.int32)
+                token = sample(logits, self._sampling, history, len(self.tokens), tokenizer.size)
                 self.first_token_seconds = self.first_token_seconds or time.perf_counter() - begin
                 if token in tokenizer.stop_ids:
                     self.finish = "stop"

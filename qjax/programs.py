@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.compilation_cache import compilation_cache
 
 from qjax.model import qwen3_5 as family
 from qjax.model import weights
@@ -51,6 +52,7 @@ def use_compile_cache(directory: Path | None) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_compilation_cache_dir", None if directory is None else str(directory))
+    compilation_cache.reset_cache()  # jax 0.10 opens the directory of its first compile and keeps to it
 
 
 def copy_page(views, source, target):
@@ -63,7 +65,14 @@ def copy_page(views, source, target):
 
 
 class Programs:
-    """The compiled set. Keys: ("chunk", rows), ("head", rows), ("step", rows), "close", "reopen", "freeze", "copy_page"."""
+    """The compiled set, by name and rows of the forward:
+
+    ("embed", T), ("attention", T)                 of every forward
+    ("gdn chunk", T), ("norm", T), ("head", T)     of a prefill forward
+    ("gdn step", T), ("logits", T)                 of a step
+    "stack", "unstack", "close", "reopen", "freeze"    the sections of all GDN layers, and the open block
+    "copy_page"
+    """
 
     def __init__(self, shapes: Shapes):
         self.shapes = shapes
@@ -81,24 +90,36 @@ class Programs:
         def array(shape, dtype=np.int32):
             return jax.ShapeDtypeStruct(shape, dtype)
 
-        def tokens(rows):
-            return array((rows,))
+        def program(function, *static, donate=()):
+            return jax.jit(partial(function, *static), donate_argnums=donate)
 
         params = weights.spec(c)
+        top = {name: leaf for name, leaf in params.items() if name not in ("gdn", "attention")}
+        whole = {kind: weights.layer_spec(c, kind) for kind in ("gdn", "attention")}
         pool = {v.name: array((self.shapes.pool_pages, *v.page_shape(layout.grid)), held(v.dtype)) for v in layout.views}
         kept = {s.name: array(s.shape, held(s.dtype)) for s in (*layout.sections, *layout.open)}
-        S, opened, number, table = kept["gdn.S"], family.scratch_specs(c), array(()), array((self.shapes.sequence_pages,))
+        opened, number, table = family.scratch_specs(c), array(()), array((self.shapes.sequence_pages,))
+        S = array(kept["gdn.S"].shape[1:], np.float32)
+        states = (S,) * c.gdn_layers
         jobs = {}
-        for rows in self.shapes.chunks:
-            chunk = jax.jit(partial(family.prefill_chunk, c, self.shapes.aligned(rows)), donate_argnums=(1, 3))
-            jobs["chunk", rows] = chunk, (params, pool, S, opened, table, tokens(rows), number, number)
-            jobs["head", rows] = jax.jit(family.head_rows), (params, array((rows, c.hidden), jnp.dtype(c.dtype)), tokens(2))
-        for rows in STEPS:
-            step = jax.jit(partial(family.step, c), donate_argnums=(1, 3))
-            jobs["step", rows] = step, (params, pool, S, opened, table, tokens(rows), number, number)
-        jobs["close"] = jax.jit(partial(family.close_block, c), donate_argnums=2), (params, S, opened)
+        for rows in (*STEPS, *self.shapes.chunks):
+            x, angle = array((rows, c.hidden), jnp.dtype(c.dtype)), array((rows, c.rotary_dims // 2), np.float32)
+            jobs["embed", rows] = program(family.embed, c), (top, array((rows,)), number)
+            arguments = (whole["attention"], x, pool, table, number, number, number, angle, angle)
+            jobs["attention", rows] = program(family.attention_layer, c, donate=(1, 2)), arguments
+            arguments = (whole["gdn"], x, S, opened, number, number, number)
+            if rows in STEPS:
+                jobs["gdn step", rows] = program(family.gdn_step, c, donate=(1, 3)), arguments
+                jobs["logits", rows] = program(family.logits, c), (top, x)
+            else:
+                jobs["gdn chunk", rows] = program(family.gdn_chunk, c, self.shapes.aligned(rows), donate=(1, 3)), arguments
+                jobs["norm", rows] = program(family.final_norm, c), (top, x)
+                jobs["head", rows] = program(family.head_rows), (top, x, array((2,)))
+        jobs["stack"] = program(lambda *layers: jnp.stack(layers)), states
+        jobs["unstack"] = program(family.unstack), (kept["gdn.S"],)
+        jobs["close"] = program(family.close_block, c, donate=2), (params, states, opened)
         inputs = [kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")]
-        jobs["reopen"] = jax.jit(partial(family.reopen_block, c)), (params, *inputs)
-        jobs["freeze"] = jax.jit(partial(family.freeze_block, c)), (opened, number)
-        jobs["copy_page"] = jax.jit(copy_page, donate_argnums=0), (pool, number, number)
+        jobs["reopen"] = program(family.reopen_block, c), (params, *inputs)
+        jobs["freeze"] = program(family.freeze_block, c), (opened, number)
+        jobs["copy_page"] = program(copy_page, donate=0), (pool, number, number)
         return jobs

@@ -39,6 +39,11 @@ class Sampling:
             if not (number and low <= value <= high):  # a NaN is in no range
                 raise ValueError(f"{field} must be {wanted}, not {value!r}")
 
+    @property
+    def penalizes(self) -> bool:
+        """True where the tokens so far enter the choice."""
+        return self.presence_penalty != 0 or self.repetition_penalty != 1
+
 
 WHOLE, REAL = (int, np.integer), (int, float, np.integer, np.floating)
 RANGES = (

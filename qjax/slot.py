@@ -6,24 +6,23 @@ from collections.abc import Sequence as Tokens
 
 import numpy as np
 
+from qjax.forward import Forward
 from qjax.pages import PagePool
-from qjax.programs import STEPS, Programs
+from qjax.programs import STEPS
 from qjax.state import BLOCK, Sequence
 
 
 class Slot:
     """Runs one sequence forward; `freeze` gives its present state as a value. Holds its pages until `close`."""
 
-    def __init__(self, programs: Programs, params, pool: PagePool, sequence: Sequence):
-        layout = programs.shapes.layout
+    def __init__(self, forward: Forward, pool: PagePool, sequence: Sequence):
+        layout = forward.shapes.layout
         layout.check(sequence)
-        self._programs, self._params, self._pool, self._grid = programs, params, pool, layout.grid
+        self._forward, self._pool, self._grid = forward, pool, layout.grid
         self.tokens = [int(t) for t in sequence.tokens]
         self.pages = [int(p) for p in sequence.pages]
         pool.hold(self.pages)
-        self._S = sequence.sections["gdn.S"]
-        opened = sequence.open
-        self._opened = programs["reopen"](params, self._S, sequence.sections["gdn.conv"], opened["gdn.u"], opened["gdn.b"], opened["gdn.a"])
+        self._S, self._opened = forward.reopen(sequence.sections, sequence.open)
 
     @property
     def length(self) -> int:
@@ -36,13 +35,13 @@ class Slot:
 
     def freeze(self) -> Sequence:
         """The state after `length` tokens as a value. Its pages are held by this slot only: hold them to keep it."""
-        kept = self._programs["freeze"](self._opened, np.int32(self.length % BLOCK))
+        sections, opened = self._forward.freeze(self._S, self._opened, self.length % BLOCK)
         return Sequence(
             tokens=np.array(self.tokens, np.int32),
             pages=np.array(self.pages[: -(-self.length // self._grid)], np.int32),  # a page for rows that were not accepted stays out
             length=np.int32(self.length),
-            sections={"gdn.S": self._S, "gdn.conv": kept.pop("gdn.conv")},
-            open=kept,
+            sections=sections,
+            open=opened,
         )
 
     def room(self) -> int:
@@ -54,7 +53,7 @@ class Slot:
 
         The largest shape that is three quarters full: a forward of few rows costs its weights, one with padding its padding.
         """
-        rows, shapes = min(rows, self.room()), self._programs.shapes
+        rows, shapes = min(rows, self.room()), self._forward.shapes
         allowed = [s for s in shapes.chunks if self.length % self._grid == 0 or not shapes.aligned(s)]
         shape = max((s for s in allowed if 4 * rows >= 3 * s), default=allowed[0])
         return min(rows, shape), shape
@@ -62,13 +61,13 @@ class Slot:
     def prefill(self, tokens: Tokens[int], shape: int):
         """One prefill forward of `tokens`, as `plan` cut them. Returns the hidden rows [shape, D]."""
         rows = self._rows(tokens, shape)  # may copy a page, which gives the pool new handles
-        hidden, self._pool.views, self._S, self._opened = self._programs["chunk", shape](self._params, self._pool.views, self._S, self._opened, *rows)
+        hidden, self._pool.views, self._S, self._opened = self._forward.chunk(self._pool.views, self._S, self._opened, *rows)
         self._advance(tokens)
         return hidden
 
     def logits(self, hidden, row: int) -> np.ndarray:
         """Logits of one hidden row of a prefill forward: float32 [V]."""
-        return np.asarray(self._programs["head", len(hidden)](self._params, hidden, np.full(2, row, np.int32)))[0]
+        return self._forward.logits(hidden, row)
 
     def verify_room(self) -> int:
         """Rows that a step may take: it stays in its block, and a block never crosses a page."""
@@ -81,7 +80,7 @@ class Slot:
             raise ValueError(f"a step at {self.length} takes 1 to {self.verify_room()} rows, found {n}")
         shape = next(s for s in STEPS if s >= n)
         rows = self._rows(tokens, shape)
-        _, logits, self._pool.views, self._opened = self._programs["step", shape](self._params, self._pool.views, self._S, self._opened, *rows)
+        logits, self._pool.views, self._opened = self._forward.step(self._pool.views, self._S, self._opened, *rows)
         self._mark(self.length + n)
         return np.asarray(logits)[:n]
 
@@ -89,7 +88,7 @@ class Slot:
         """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
         self._advance(tokens)
         if len(tokens) and self.length % BLOCK == 0:
-            self._S, self._opened = self._programs["close"](self._params, self._S, self._opened)
+            self._S, self._opened = self._forward.close(self._S, self._opened)
 
     def _advance(self, tokens) -> None:
         self.tokens.extend(int(t) for t in tokens)
@@ -102,7 +101,7 @@ class Slot:
     def _rows(self, tokens, shape: int):
         """The arguments of a forward of `tokens`, with a page of this slot's own to write in."""
         self._own_last_page()
-        table = np.zeros(self._programs.shapes.sequence_pages, np.int32)
+        table = np.zeros(self._forward.shapes.sequence_pages, np.int32)
         table[: len(self.pages)] = self.pages
         padded = np.zeros(shape, np.int32)
         padded[: len(tokens)] = tokens
@@ -119,7 +118,7 @@ class Slot:
         if self._pool.fill[last] == row or self._pool.holders[last] == 1:
             return
         page = self._pool.take()
-        self._pool.views = self._programs["copy_page"](self._pool.views, np.int32(last), np.int32(page))
+        self._pool.views = self._forward.copy_page(self._pool.views, last, page)
         self._pool.release([last])
         self.pages[-1] = page
         self._pool.fill[page] = row

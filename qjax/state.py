@@ -10,12 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 BLOCK = 64
 """Rows of one block: the unit of the chunked recurrence, aligned to absolute positions."""
+TILE = 256
+"""Keys of one attention tile, or a page's where it has fewer."""
+GRIDS = f"a multiple of {BLOCK} up to {TILE}, or of {TILE}"
+
+
+def is_grid(rows: int) -> bool:
+    """Whether a page may have so many rows: no block and no tile crosses its end."""
+    return rows > 0 and rows % (BLOCK if rows < TILE else TILE) == 0
 
 
 def held(dtype: Any) -> np.dtype:
@@ -131,6 +140,6 @@ class Sequence:
             tokens=np.zeros(0, np.int32),
             pages=np.zeros(0, np.int32),
             length=np.int32(0),
-            sections={s.name: jnp.asarray(s.zeros()) for s in layout.sections},
-            open={s.name: jnp.asarray(s.zeros()) for s in layout.open},
+            sections={s.name: jax.device_put(s.zeros()) for s in layout.sections},
+            open={s.name: jax.device_put(s.zeros()) for s in layout.open},
         )

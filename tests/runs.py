@@ -15,7 +15,7 @@ def new_pool(engine: Engine) -> PagePool:
 
 def new_slot(engine: Engine, pool: PagePool, sequence: Sequence | None = None) -> Slot:
     """A slot that runs the engine's programs on a pool of the test's own."""
-    return Slot(engine.programs, engine.model.params, pool, engine.empty() if sequence is None else sequence)
+    return Slot(engine.forward, pool, engine.empty() if sequence is None else sequence)
 
 
 def kept(pool: PagePool, sequence: Sequence) -> dict:
@@ -62,7 +62,7 @@ def row_logits(slot: Slot, hidden, n: int) -> np.ndarray:
 
 def chunk_shapes(slot: Slot) -> tuple[int, ...]:
     """Rows of the prefill forwards that may begin where the slot is."""
-    shapes = slot._programs.shapes
+    shapes = slot._forward.shapes
     return tuple(s for s in shapes.chunks if slot.length % shapes.layout.grid == 0 or not shapes.aligned(s))
 
 

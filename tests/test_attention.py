@@ -62,13 +62,14 @@ class Attention:
         return {name: np.concatenate([np.asarray(a[p, 1]) for p in self.table], axis=1)[:, : self.length] for name, a in self.pool.items()}
 
 
-@pytest.mark.parametrize("grid", [64, 128, 192, 256, 320, 512])
+@pytest.mark.parametrize("grid", [64, 128, 192, 256, 512, 768])
 def test_attention_close_to_the_formula(grid):
-    """Every grid that the engine's config allows; keys lie on several pages and, from 320 on, in more than one tile a page."""
+    """Every kind of grid that the engine's config allows; keys lie on several pages and, from 512 on, in more than one tile a page."""
     c = config(dtype="float32", head_dim=48, kv_heads=2, heads=6)
     n = 2 * grid + 64
     x = rows(n, c)
-    found = Attention(c, grid, [3, 0, 5]).pieces(x, 64)
+    layer = Attention(c, grid, [3, 0, 5])
+    found = np.concatenate([layer.pieces(x[: 2 * grid], grid), layer.pieces(x[2 * grid :], 64)])
 
     w = {name: np.asarray(a, np.float64) for name, a in layer_weights(c).items()}
 
@@ -134,6 +135,15 @@ def test_the_cut_does_not_enter_a_row():
     found += [padded(x[i : i + 5], 8, padding=-7.0) for i in (128, 133, 138, 143, 148, 153, 158, 163, 168, 173, 178, 183)]
     assert_bits_equal(np.concatenate(found), expected[:188])
     assert_bits_equal(padded.written(), {name: a[:, :188] for name, a in whole.written().items()})
+
+
+def test_rows_that_walk_the_tiles_apart_are_the_same():
+    """A chunk of 512 rows goes through the tiles in two parts; its rows are those of 64 at a time."""
+    c = config()
+    x = rows(1024, c)
+    whole, cut = Attention(c, 512, [1, 0], pages=2), Attention(c, 512, [1, 0], pages=2)
+    assert_bits_equal(whole.pieces(x, 512), cut.pieces(x, 64))
+    assert_bits_equal(whole.pool, cut.pool)
 
 
 def test_a_pages_place_does_not_enter_a_row():

@@ -127,3 +127,18 @@ def test_version_and_lazy_commands():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
     shown = subprocess.run([sys.executable, "-m", "qjax.cli", "--version"], capture_output=True, text=True, check=True).stdout
     assert shown.startswith("qjax 0.")
+
+
+def test_starts_again_on_huge_pages_once_and_with_the_same_arguments(monkeypatch):
+    started = []
+    monkeypatch.setattr(cli.os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(cli.sys, "platform", "linux")
+    monkeypatch.setattr(cli.sys, "orig_argv", ["python", "-m", "qjax.cli", "layout", "embedded"])
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    cli.huge_pages()
+    ((program, arguments, environment),) = started
+    assert arguments == [program, "-m", "qjax.cli", "layout", "embedded"]
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
+    cli.huge_pages()
+    assert len(started) == 1

@@ -30,6 +30,17 @@ def test_compile_cache_can_be_off(monkeypatch, tmp_path):
     assert parse().compile_cache == tmp_path / ".cache" / "qjax" / "compile"
 
 
+def test_a_grid_is_whole_tiles():
+    """No block and no attention tile may cross a page's end: the tile is a page's up to 256 rows, and 256 above."""
+    allowed = (64, 128, 192, 256, 512, 768, 1024, 1280)
+    for grid in range(1300):
+        if grid in allowed:
+            assert EngineConfig(grid=grid).grid == grid
+        else:
+            with pytest.raises(ValueError, match=f"^grid must be a multiple of 64 up to 256, or of 256, not {grid}$"):
+                EngineConfig(grid=grid)
+
+
 def test_is_a_value():
     assert hash(EngineConfig()) == hash(EngineConfig())
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -42,6 +53,8 @@ def test_is_a_value():
         ("grid", 0),
         ("grid", -64),
         ("grid", 100),
+        ("grid", 320),  # attention's second tile would cross the page's end
+        ("grid", 1088),
         ("grid", 1024.0),
         ("kv_gb", 0.0),
         ("kv_gb", float("nan")),

@@ -9,7 +9,6 @@ import pytest
 
 from qjax.model import gdn, qwen3_5, weights
 from qjax.model.config import FULL, LINEAR
-from qjax.model.layers import layer
 from qjax.state import BLOCK, held
 from tests.bits import assert_bits_equal
 from tests.models import tiny_config
@@ -43,7 +42,7 @@ class Layer:
     def __init__(self, c, stale=0.0):
         self.c, self.dtype = c, jnp.dtype(c.dtype)
         self.params = weights.random(c, 5)
-        self.w = layer(self.params["gdn"], 0, self.dtype)
+        self.w = next(w for kind, _, w in weights.layers(self.params, c) if kind == "gdn")
         self.S = jnp.zeros((1, c.value_heads, c.key_dim, c.value_dim), jnp.float32)
         self.opened = {}
         for name, (shape, dtype) in gdn.scratch_shapes(c).items():
@@ -105,7 +104,7 @@ def recurrence(w, x, c):
     u, z, b, a = np.split(h @ w["inputs"].T, np.cumsum([2 * Hk * dk + Hv * dv, Hv * dv, Hv]), axis=-1)
     beta, g = 1 / (1 + np.exp(-b)), -np.exp(w["A_log"]) * np.log1p(np.exp(a + w["dt_bias"]))
     past = np.concatenate([np.zeros((3, u.shape[1])), u])
-    y = sum(w["conv"][:, j] * past[j : j + T] for j in range(4))
+    y = sum(w["conv"][j] * past[j : j + T] for j in range(4))
     q, k, v = np.split(y / (1 + np.exp(-y)), [Hk * dk, 2 * Hk * dk], axis=-1)
     q, k = (np.repeat(a.reshape(T, Hk, dk), Hv // Hk, axis=1) for a in (q, k))
     q, k = (a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6) for a in (q, k))

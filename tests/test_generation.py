@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from qjax.forward import Forward
 from qjax.generation import Token
 from qjax.pages import PoolFull
 from qjax.sampling import Sampling, sample
@@ -253,6 +254,7 @@ def test_ids_without_a_text_are_never_sampled(small):
     head = engine.model.params["head"]
     head = head.at[size:].set(head[size:] * np.array(8, head.dtype))
     engine.model = dataclasses.replace(engine.model, params=engine.model.params | {"head": head})
+    engine.forward = Forward(engine.programs, engine.model.params)
     for sampling in (Sampling(), Sampling(temperature=2.0, seed=1)):
         run, _ = finished(engine, sampling=sampling, max_tokens=40)
         assert max(run.tokens) < size

@@ -140,6 +140,9 @@ def test_a_rejected_draft_lowers_the_mark(engine):
     first = begun(engine, 70)
     page, free = first.pages[-1], engine.pool.free
     one, two = engine.open(first), engine.open(first)
+    one.step([8, 8])
+    one.accept([])  # all of it
+    assert engine.pool.fill[page] == 70
     one.step([1, 2, 3, 4, 5])
     assert engine.pool.fill[page] == 75
     one.accept([1])

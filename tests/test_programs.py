@@ -1,6 +1,7 @@
 """The compiled programs: a listed set, no full-size temporaries, donation that takes place, and no compile once the engine is up."""
 
 import dataclasses
+import math
 import time
 
 import jax
@@ -9,20 +10,22 @@ import numpy as np
 import pytest
 from jax._src import monitoring
 
+from qjax.bench.plain import plain_programs
 from qjax.model import weights
-from qjax.model.qwen3_5 import layout
+from qjax.model.qwen3_5 import layout, scratch_specs
 from qjax.programs import Programs, Shapes, use_compile_cache
 from qjax.sampling import Sampling
 from tests.models import prompt, tiny_config
 from tests.runs import decode, prefill
 
-STEPS = {("step", rows) for rows in (2, 4, 8, 16)}
-OTHERS = {"close", "reopen", "freeze", "copy_page"}
+STEPS = {(kind, rows) for kind in ("embed", "attention", "gdn step", "logits") for rows in (2, 4, 8, 16)}
+CHUNKS = ("embed", "attention", "gdn chunk", "norm", "head")
+OTHERS = {"stack", "unstack", "close", "reopen", "freeze", "copy_page"}
 
 
 def test_the_set_is_the_listed_one(embedded_engine, tiny_engine):
-    assert set(embedded_engine.programs.compiled) == STEPS | OTHERS | {(kind, rows) for kind in ("chunk", "head") for rows in (64, 128)}
-    assert set(tiny_engine.programs.compiled) == STEPS | OTHERS | {("chunk", 64), ("head", 64)}
+    assert set(embedded_engine.programs.compiled) == STEPS | OTHERS | {(kind, rows) for kind in CHUNKS for rows in (64, 128)}
+    assert set(tiny_engine.programs.compiled) == STEPS | OTHERS | {(kind, 64) for kind in CHUNKS}
 
 
 @pytest.mark.parametrize(("grid", "chunks"), [(64, (64,)), (128, (64, 128)), (256, (64, 256)), (512, (64, 256, 512)), (1024, (64, 256, 1024))])
@@ -144,6 +147,10 @@ def test_a_host_view_of_the_pool_is_seen(engine):
     slot.close()
 
 
+def nbytes(tree) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 LARGE = dataclasses.replace(tiny_config().with_layers(24), hidden=256, intermediate=1024, key_dim=64, value_dim=64)
 
 
@@ -159,13 +166,46 @@ def test_no_program_has_a_temporary_of_the_size_of_what_it_reads(large):
     spec = large.shapes.layout
     pool = large.shapes.pool_pages * spec.page_bytes
     stacks = weights.spec(LARGE)
-    stacked = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((stacks["gdn"], stacks["attention"])))
+    stacked = nbytes((stacks["gdn"], stacks["attention"]))
     sizes = {key: program.memory_analysis().temp_size_in_bytes for key, program in large.compiled.items()}
     assert pool > 2**28
     assert stacked > 2**23
     for key, size in sizes.items():
         assert size < pool / 16, key
         assert size < stacked / 4, key
+
+
+def test_no_step_copies_a_layers_weights(large):
+    """A forward within a block reads each matrix where it lies: its temporaries are a small part of one layer's weights."""
+    read = {"attention": weights.layer_spec(LARGE, "attention"), "gdn step": weights.layer_spec(LARGE, "gdn"), "logits": weights.spec(LARGE)["head"]}
+    for kind, leaves in read.items():
+        for rows in (2, 4, 8, 16):
+            assert large.compiled[kind, rows].memory_analysis().temp_size_in_bytes < nbytes(leaves) / 8, (kind, rows)
+
+
+def test_what_is_donated_is_written_in_place(large):
+    """The pool by attention and by the copy of a page, the scratch of all layers by a GDN layer, and the rows by both."""
+    pool = large.shapes.pool_pages * large.shapes.layout.page_bytes
+    scratch = nbytes(scratch_specs(LARGE))
+    assert scratch > 2**22
+    for key, program in large.compiled.items():
+        kind = key if isinstance(key, str) else key[0]
+        rows = 0 if isinstance(key, str) else 2 * key[1] * LARGE.hidden
+        wanted = {"attention": pool + rows, "gdn step": scratch + rows, "gdn chunk": scratch + rows, "close": scratch, "copy_page": pool}.get(kind, 0)
+        assert program.memory_analysis().alias_size_in_bytes == wanted, key
+
+
+def test_the_plain_baseline_is_not_slowed_down_by_copies(large):
+    """`qjax bench engine` compares with it: pool and state are written in place there too, and no layer's weights are copied."""
+    pool = {view.name: jax.ShapeDtypeStruct((large.shapes.pool_pages, *view.page_shape(64)), np.uint16) for view in large.shapes.layout.views}
+    state = large.shapes.layout.section_bytes // LARGE.gdn_layers
+    table = jax.ShapeDtypeStruct((large.shapes.sequence_pages,), np.int32)
+    for width in (2, 16):
+        found = {key: program.memory_analysis() for key, program in plain_programs(LARGE, pool, table, width).items()}
+        rows = 2 * width * LARGE.hidden
+        wanted = {"embed": 0, "gdn": state + rows, "attention": nbytes(pool) + rows, "logits": 0}
+        assert {key: memory.alias_size_in_bytes for key, memory in found.items()} == wanted
+        assert max(memory.temp_size_in_bytes for memory in found.values()) < 2**18
 
 
 def test_the_bound_on_temporaries_would_notice(large):

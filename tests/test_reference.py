@@ -12,6 +12,7 @@ import pytest
 
 from qjax.config import EngineConfig
 from qjax.engine import Engine
+from qjax.forward import Forward
 from qjax.model import weights
 from qjax.model.config import ModelConfig
 from qjax.model.source import Model
@@ -88,7 +89,7 @@ def state(own, sequence, params):
 
 def whole(own, case, length, params):
     """One forward of the whole prompt, with the logits of the golden rows."""
-    slot = Slot(own.programs, params, own.pool, own.empty())
+    slot = Slot(Forward(own.programs, params), own.pool, own.empty())
     hidden = slot.prefill(case.tokens(length), own.layout.grid)
     found = {"logits": np.stack([slot.logits(hidden, int(row)) for row in case.rows(length)])} | state(own, slot.freeze(), params)
     slot.close()

@@ -11,7 +11,7 @@ import pytest
 from qjax.model import source
 from qjax.model.checkpoint import CheckpointError
 from qjax.model.config import FULL, LINEAR, ModelConfig
-from qjax.model.weights import random, spec
+from qjax.model.weights import layer_spec, layers, random, spec
 from tests import tiny_checkpoint as tiny
 from tests.bits import assert_bits_equal
 
@@ -24,6 +24,25 @@ def test_they_have_the_form_that_is_held():
         made = jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(partial(random, config, 0)))
         assert made == jax.tree.map(lambda s: (s.shape, s.dtype), spec(config))
     assert spec(CONFIG.with_layers(2))["attention"]["down"].shape == (0, 16, 24)
+
+
+def test_a_layers_own_weights_are_the_stacks_memory():
+    """On a CPU the layers' matrices lie in the stacks: no second copy of the model."""
+    config = dataclasses.replace(CONFIG.with_layers(8), hidden=256, intermediate=128)
+    params = random(config, 3)
+    seen = {"gdn": 0, "attention": 0}
+    found = list(layers(params, config))
+    assert [kind for kind, _, _ in found] == ["gdn" if kind == LINEAR else "attention" for kind in config.layer_types]
+    for kind, at, own in found:
+        assert (at, at.dtype) == (seen[kind], np.int32)
+        seen[kind] += 1
+        assert {name: (a.shape, a.dtype) for name, a in own.items()} == {name: (s.shape, s.dtype) for name, s in layer_spec(config, kind).items()}
+        for name, a in own.items():
+            stack = params[kind][name]
+            one = np.asarray(stack)[at]
+            assert_bits_equal(np.asarray(a).view(stack.dtype), one.T if name == "conv" else one)
+            if name in ("inputs", "out", "gate_up", "down"):
+                assert a.unsafe_buffer_pointer() == stack.unsafe_buffer_pointer() + int(at) * one.nbytes
 
 
 def test_they_depend_on_seed_leaf_and_layer_only():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from statistics import median
 
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.bench.machine import Machine, decode_bytes, prefill_flops
-from qjax.bench.plain import plain_state, plain_step
+from qjax.bench.plain import PlainStep, plain_state
 from qjax.engine import Engine
 from qjax.state import BLOCK
 from qjax.state import Sequence as State
@@ -67,16 +66,14 @@ class PlainDecoder:
     """Greedy steps of the plain baseline at one width from a sequence at a block line, on rows and a state of its own."""
 
     def __init__(self, engine: Engine, sequence: State, logits: np.ndarray, width: int):
-        self._params, self._length, self._first = engine.model.params, int(sequence.length), int(logits.argmax())
+        self._length, self._first = int(sequence.length), int(logits.argmax())
         pages = np.array(sequence.pages)
         # the page after them takes the new rows where the sequence ends on the grid
         pool = {name: jnp.concatenate([view[pages], jnp.zeros_like(view[:1])]) for name, view in engine.pool.views.items()}
         self._kept = pool, plain_state(sequence)
         self._table = np.arange(len(pages) + 1, dtype=np.int32)
         self._tokens = np.zeros(width, np.int32)
-        program = jax.jit(partial(plain_step, engine.model.config), donate_argnums=(1, 2))
-        number = np.int32(0)
-        self._run = program.lower(self._params, *self._kept, self._table, self._tokens, number, number).compile()
+        self._run = PlainStep(engine.forward, pool, self._table, width)
 
     def begin(self) -> None:
         self._running = jax.tree.map(jnp.copy, self._kept)
@@ -90,7 +87,7 @@ class PlainDecoder:
         """One step: the logits float32 [V] after the greedy token of the step before."""
         tokens = self._tokens.copy()
         tokens[0] = self._token
-        logits, *self._running = self._run(self._params, *self._running, self._table, tokens, np.int32(self._at), np.int32(1))
+        logits, *self._running = self._run(*self._running, self._table, tokens, np.int32(self._at), np.int32(1))
         logits = np.asarray(logits)[0]
         self._at, self._token = self._at + 1, int(logits.argmax())
         return logits

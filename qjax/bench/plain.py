@@ -1,58 +1,104 @@
 """A decode step with the whole recipe for row purity left out: what the recipe costs is measured against it.
 
 Sums in norms and softmax are plain sums, nothing is padded for purity's sake, and a GDN layer is the recurrence, its state
-written at every token. What is not the recipe is as in the engine's step: the same held weights, taken layer by layer by the
-same scan, and state and rows donated. Letters: W rows of the forward, the first n of them real, D hidden, C channels.
+written at every token. What is not the recipe is as in the engine's step: one program a kind of layer, called with that
+layer's own weights, and rows, pool and state donated. Letters: W rows of the forward, the first n of them real, D hidden,
+C channels.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from qjax.model import qwen3_5
-from qjax.model.attention import TILE, write_rows
+from qjax.forward import Forward
+from qjax.model import qwen3_5, weights
+from qjax.model.attention import write_rows
 from qjax.model.config import ModelConfig
-from qjax.model.layers import einsum, f32, layer, product, rotary_angles, rotate
-from qjax.state import BLOCK, Sequence
+from qjax.model.layers import einsum, f32, product, rotate
+from qjax.state import BLOCK, TILE, Sequence, held
 
 
-def plain_state(sequence: Sequence) -> dict[str, jax.Array]:
-    """The recurrence's state after a sequence, copied, so that it can be donated: S [Lg, Hv, dk, dv], tail [Lg, 3, C] bits.
+def plain_state(sequence: Sequence) -> list[dict[str, jax.Array]]:
+    """The recurrence's state after a sequence, copied, so that it can be donated: of each GDN layer S [Hv, dk, dv], tail [3, C] bits.
 
     ValueError where the sequence does not end on a block line: only there does it hold the whole state.
     """
     length = int(sequence.length)
     if length % BLOCK:
         raise ValueError(f"expected a sequence that ends on a block line, a multiple of {BLOCK} tokens, found {length}")
-    return {"S": jnp.array(sequence.sections["gdn.S"]), "tail": jnp.array(sequence.sections["gdn.conv"].swapaxes(1, 2))}
+    return [{"S": jnp.array(S), "tail": jnp.array(tail.T)} for S, tail in zip(*(sequence.sections[n] for n in ("gdn.S", "gdn.conv")), strict=True)]
 
 
-def plain_step(c: ModelConfig, params, pool, state, table, tokens, start, n):
-    """n rows from `start`, all in one page. tokens: int32 [W], n <= W; the padding only widens the products with weights.
+def plain_programs(c: ModelConfig, pool, table, width: int) -> dict[str, jax.stages.Compiled]:
+    """The programs of one width, by kind. pool: {"K", "V"} as the engine's, table: int32 [pages], or their shapes.
 
-    pool: {"K", "V"} as the engine's, state: plain_state's; both are donated. n is traced, also where it is always 1: XLA takes
-    a loop of one turn apart, and then computes the convolution again for every element of S (0.7 ms a layer at the 0.8B sizes).
-    Returns (logits float32 [W, V], pool, state).
+    n is traced, also where it is always 1: XLA takes a loop of one turn apart, and then computes the convolution again for
+    every element of S (0.7 ms a layer at the 0.8B sizes).
     """
-    dtype = jnp.dtype(c.dtype)
-    position = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    angles = rotary_angles(jnp.stack([position] * 3), c)
 
-    def gdn_layer(at, x, carry):
-        w = layer(params["gdn"], at, dtype)
-        y, state = _gdn(w, x, carry["state"], at, n, c)
-        return _mlp(w, x + y, c), carry | {"state": state}, None
+    def array(shape, dtype=np.int32):
+        return jax.ShapeDtypeStruct(shape, dtype)
 
-    def attention_layer(at, x, carry):
-        w = layer(params["attention"], at, dtype)
-        y, pool = _attention(w, x, carry["pool"], table, at, start, n, c, angles)
-        return _mlp(w, x + y, c), carry | {"pool": pool}, None
+    number, x, angle = array(()), array((width, c.hidden), jnp.dtype(c.dtype)), array((width, c.rotary_dims // 2), np.float32)
+    top = {name: leaf for name, leaf in weights.spec(c).items() if name not in ("gdn", "attention")}
+    state = {
+        "S": array((c.value_heads, c.key_dim, c.value_dim), np.float32),
+        "tail": array((c.conv - 1, c.conv_channels), held(c.dtype)),
+    }
+    gdn, attention = (weights.layer_spec(c, kind) for kind in ("gdn", "attention"))
+    jobs = {
+        "embed": (qwen3_5.embed, (), (top, array((width,)), number)),
+        "gdn": (plain_gdn, (1, 2), (gdn, x, state, number)),
+        "attention": (plain_attention, (1, 2), (attention, x, pool, table, number, number, number, angle, angle)),
+        "logits": (plain_logits, (), (top, x)),
+    }
+    return {name: jax.jit(partial(f, c), donate_argnums=donate).lower(*arguments).compile() for name, (f, donate, arguments) in jobs.items()}
 
-    x = params["embed"][tokens].astype(dtype)
-    x, carry, _ = qwen3_5._layers(c, x, {"pool": pool, "state": state}, gdn_layer, attention_layer)
-    return product(_rms_norm(x, params["norm"], c, dtype), params.get("head", params["embed"])), carry["pool"], carry["state"]
+
+class PlainStep:
+    """A model's plain step at one width, compiled."""
+
+    def __init__(self, forward: Forward, pool, table, width: int):
+        self._top, self._layers = forward.top, forward.layers
+        self._programs = plain_programs(forward.shapes.config, pool, table, width)
+
+    def __call__(self, pool, state, table, tokens, start, n):
+        """n rows from `start`, all in one page. tokens: int32 [W], n <= W; the padding only widens the products with weights.
+
+        pool: {"K", "V"} as the engine's, state: plain_state's; both are donated. Returns (logits float32 [W, V], pool, state).
+        """
+        table, tokens, start, n = jax.device_put((table, tokens, start, n))
+        x, *angles = self._programs["embed"](self._top, tokens, start)
+        after = []
+        for kind, at, w in self._layers:
+            if kind == "gdn":
+                x, one = self._programs["gdn"](w, x, state[len(after)], n)
+                after.append(one)
+            else:
+                x, pool = self._programs["attention"](w, x, pool, table, at, start, n, *angles)
+        return self._programs["logits"](self._top, x), pool, after
+
+
+def plain_gdn(c: ModelConfig, w, x, state, n):
+    """One GDN layer over the first n rows of x: [W, D]. Returns x and the state."""
+    y, state = _gdn(w, x, state, n, c)
+    return _mlp(w, x + y, c), state
+
+
+def plain_attention(c: ModelConfig, w, x, pool, table, at, start, n, cos, sin):
+    """Attention layer `at`. Returns x [W, D] and the pool."""
+    y, pool = _attention(w, x, pool, table, at, start, n, c, (cos, sin))
+    return _mlp(w, x + y, c), pool
+
+
+def plain_logits(c: ModelConfig, params, x):
+    """x: [W, D] after the last layer -> float32 [W, V]."""
+    return product(_rms_norm(x, params["norm"], c, x.dtype), params.get("head", params["embed"]))
 
 
 def _rms_norm(x, weight, c: ModelConfig, dtype):
@@ -71,15 +117,14 @@ def _mlp(w, x, c: ModelConfig):
     return x + product((jax.nn.silu(gate) * up).astype(x.dtype), w["down"]).astype(x.dtype)
 
 
-def _gdn(w, x, state, at, n, c: ModelConfig):
+def _gdn(w, x, state, n, c: ModelConfig):
     """One layer's recurrence over the first n rows of x: [W, D]."""
     W, keys, values = x.shape[0], c.key_heads * c.key_dim, c.value_heads * c.value_dim
     h = product(_rms_norm(x, w["input_norm"], c, x.dtype), w["inputs"])
     u, z, b, a = jnp.split(h, [c.conv_channels, c.conv_channels + values, c.conv_channels + values + c.value_heads], axis=-1)
 
-    tail = lax.bitcast_convert_type(lax.dynamic_index_in_dim(state["tail"], at, 0, keepdims=False), x.dtype)
-    u = jnp.concatenate([tail, u.astype(x.dtype)])
-    y = jax.nn.silu(sum(u[j : j + W].astype(f32) * w["conv"].astype(f32)[None, :, j] for j in range(c.conv)))
+    u = jnp.concatenate([lax.bitcast_convert_type(state["tail"], x.dtype), u.astype(x.dtype)])
+    y = jax.nn.silu(sum(u[j : j + W].astype(f32) * w["conv"].astype(f32)[j][None] for j in range(c.conv)))
     q, k, v = jnp.split(y, [keys, 2 * keys], axis=-1)
     q, k = (_l2_norm(m.reshape(W, c.key_heads, c.key_dim)) for m in (q, k))
     q, k = (jnp.repeat(m, c.value_heads // c.key_heads, axis=1) for m in (q * c.key_dim**-0.5, k))
@@ -89,19 +134,16 @@ def _gdn(w, x, state, at, n, c: ModelConfig):
 
     def token(i, carry):
         """S <- alpha S + k write^T with write = beta (v - k alpha S); S is read once, for k and for q together."""
-        all_S, out = carry
-        S = lax.dynamic_index_in_dim(all_S, at, 0, keepdims=False)
+        S, out = carry
         seen = einsum("hid,hdv->hiv", jnp.stack([k[i], q[i]], axis=1) * alpha[i][:, None, None], S)
         write = beta[i][:, None] * (v[i] - seen[:, 0])
         row = seen[:, 1] + (q[i] * k[i]).sum(-1, keepdims=True) * write
-        S = S * alpha[i][:, None, None] + k[i][:, :, None] * write[:, None, :]
-        return lax.dynamic_update_index_in_dim(all_S, S, at, 0), out.at[i].set(row)
+        return S * alpha[i][:, None, None] + k[i][:, :, None] * write[:, None, :], out.at[i].set(row)
 
     S, out = lax.fori_loop(0, n, token, (state["S"], jnp.zeros_like(v)))
-    rows = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(u, n, c.conv - 1, axis=0), state["tail"].dtype)
-    state = {"S": S, "tail": lax.dynamic_update_index_in_dim(state["tail"], rows, at, 0)}
+    tail = lax.bitcast_convert_type(lax.dynamic_slice_in_dim(u, n, c.conv - 1, axis=0), state["tail"].dtype)
     out = out * lax.rsqrt(jnp.square(out).mean(-1, keepdims=True) + c.eps) * w["norm"][None, None]
-    return product((out.reshape(W, values) * jax.nn.silu(z)).astype(x.dtype), w["out"]).astype(x.dtype), state
+    return product((out.reshape(W, values) * jax.nn.silu(z)).astype(x.dtype), w["out"]).astype(x.dtype), {"S": S, "tail": tail}
 
 
 def _attention(w, x, pool, table, at, start, n, c: ModelConfig, angles):

@@ -10,12 +10,12 @@ from qjax.model import qwen3_5, qwen4_exp
 from qjax.model.checkpoint import read_json
 from qjax.model.config import CheckpointError, ModelConfig
 from qjax.model.source import EMBEDDED
-from qjax.state import BLOCK, Layout, Section, View
+from qjax.state import BLOCK, GRIDS, Layout, Section, View, is_grid
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.grid is not None and (args.grid < 1 or args.grid % BLOCK):
-        raise ValueError(f"grid must be a positive multiple of {BLOCK}, not {args.grid}")
+    if args.grid is not None and not is_grid(args.grid):
+        raise ValueError(f"grid must be {GRIDS}, not {args.grid}")
     family, layout = find(args.model)
     if args.grid is not None:
         layout = dataclasses.replace(layout, grid=args.grid)

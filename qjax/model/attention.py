@@ -13,8 +13,8 @@ from jax import lax
 
 from qjax.model.config import ModelConfig
 from qjax.model.layers import einsum, f32, product, rms_norm, rotate
+from qjax.state import TILE
 
-TILE = 256
 QUERY_ROWS = 256
 """Rows that walk the tiles together: a first chunk's early rows need not pass its late tiles."""
 

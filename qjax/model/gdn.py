@@ -80,7 +80,7 @@ def heads_first(a):
 
 
 def pick(a, rows):
-    """Rows of [Hv, BLOCK]: [Hv, R], as a product with ones and zeros, so that `a` is computed whole (see gates)."""
+    """Rows of [heads, BLOCK]: [heads, R], as a product with ones and zeros, so that `a` is computed whole (see gates)."""
     return einsum("hj,ij->hi", a, jax.nn.one_hot(jnp.minimum(rows, BLOCK - 1), BLOCK, dtype=f32))
 
 
@@ -90,12 +90,11 @@ def convolve(w, u, c: ModelConfig, arrange):
     Arranged before they are normed: the convolution then writes each element once, where it stays.
     """
     N = u.shape[0] - (c.conv - 1)
-    taps = w["conv"].astype(f32)
-    y = sum(u[j : j + N].astype(f32) * taps[None, :, j] for j in range(c.conv))
-    keys = c.key_heads * c.key_dim
-    q, k, v = jnp.split(silu(y), [keys, 2 * keys], axis=-1)
-    q, k = (arrange(a.reshape(N, c.key_heads, c.key_dim)) for a in (q, k))
-    return l2_norm(q) * c.key_dim**-0.5, l2_norm(k), arrange(v.reshape(N, c.value_heads, c.value_dim))
+    taps = w["conv"].astype(f32)  # [taps, C]: a channel's taps next to each other would be read one by one
+    y = sum(u[j : j + N].astype(f32) * taps[j][None] for j in range(c.conv))
+    qk, v = jnp.split(silu(y), [2 * c.key_heads * c.key_dim], axis=-1)
+    q, k = jnp.split(l2_norm(arrange(qk.reshape(N, 2 * c.key_heads, c.key_dim))), 2, axis=-3)
+    return q * c.key_dim**-0.5, k, arrange(v.reshape(N, c.value_heads, c.value_dim))
 
 
 def output(w, out, z, c: ModelConfig, dtype):
@@ -137,7 +136,11 @@ def substitute(A, T, first, last):
 
 def pairs(q, k_rows, k, beta, G, rows, c: ModelConfig):
     """A and (Q K^T) * D of block rows `rows`. q, k_rows: [..., Hk, R, dk], k: [..., Hk, BLOCK, dk], beta: [..., Hv, R]."""
-    kk, qk = (by_value_head(einsum("...id,...jd->...ij", a, k), c) for a in (k_rows, q))
+    if len(rows) < BLOCK:  # a step's few rows: one product, because it is the packing of k that costs
+        products = jnp.split(einsum("...id,...jd->...ij", jnp.concatenate([k_rows, q], axis=-2), k), 2, axis=-2)
+    else:
+        products = [einsum("...id,...jd->...ij", a, k) for a in (k_rows, q)]
+    kk, qk = (by_value_head(a, c) for a in products)
     D = decay(G, rows)
     before = (jnp.arange(BLOCK)[None] < rows[:, None]).reshape((1,) * (G.ndim - 1) + (len(rows), BLOCK))
     return jnp.where(before, kk * D * beta[..., None], 0), qk * D
@@ -265,15 +268,16 @@ def step(w, x, S, opened, layer, off, n, c: ModelConfig):
     window = lax.dynamic_slice(opened["u"], (layer, off, 0), (1, tail + T, raw.shape[1]))[0]
     q, k, v = convolve(w, lax.bitcast_convert_type(window, x.dtype), c, lambda a: a.swapaxes(0, 1))
     v, S = pad_columns(v), pad_columns(S)
-    for name, new in (("k", k), ("b", heads_first(b)), ("a", heads_first(a))):
+    b, a = jnp.split(heads_first(jnp.concatenate([b, a], axis=1)), 2)
+    for name, new in (("k", k), ("b", b), ("a", a)):
         put(name, new, off)
 
     beta, G, grown = gates(w, whole("b"), whole("a"))
-    beta = pick(beta, rows)
+    beta, grown = jnp.split(pick(jnp.concatenate([beta, grown]), rows), 2)
     A, attend = pairs(q, k, whole("k"), beta, G, rows, c)
     inverse = substitute(A, whole("T"), off, off + n)
     put("T", take_rows(inverse, rows), off)
-    seen = read(S, k, q, pick(grown, rows), c)
+    seen = read(S, k, q, grown, c)
     put("rhs", beta[..., None] * (v - seen[:, :T]), off)
     put("U", einsum("hij,hjv->hiv", take_rows(inverse, rows), whole("rhs")), off)
     out = seen[:, T:] + einsum("hij,hjv->hiv", attend, whole("U"))

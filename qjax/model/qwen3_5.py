@@ -1,15 +1,13 @@
 """The dense `qwen3_5` family: its layout and its forwards.
 
-A forward maps (state, rows) to (hidden rows, state). Layers are stacked by kind; a scan runs over the repeats of the layer
-pattern and takes each layer's weights by its number, so one program serves any depth.
+A forward maps (state, rows) to (hidden rows, state). It is one program a kind of layer, called layer by layer with that
+layer's own weights, and the number under which its state lies among its kind (forward.py says why not one program a model).
 
-The state of a running sequence, all GDN layers stacked: `S` [Lg, Hv, dk, dv] float32 as of the last block line, and `opened`,
-the open block's scratch (gdn.scratch_shapes with a leading Lg).
+The state of a running sequence: `S`, [Hv, dk, dv] float32 as of the last block line for each GDN layer, and `opened`, the open
+block's scratch of all GDN layers (gdn.scratch_shapes with a leading Lg).
 """
 
 from __future__ import annotations
-
-from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from jax import lax
 
 from qjax.model import gdn
 from qjax.model.attention import attention
-from qjax.model.config import LINEAR, ModelConfig
+from qjax.model.config import ModelConfig
 from qjax.model.layers import layer, mlp, product, rms_norm, rotary_angles
 from qjax.state import BLOCK, Layout, Section, View, held
 
@@ -44,87 +42,46 @@ def scratch_specs(c: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct((c.gdn_layers, *shape), held(dtype)) for name, (shape, dtype) in gdn.scratch_shapes(c).items()}
 
 
-def _layers(c: ModelConfig, x, carry, gdn_layer, attention_layer):
-    """Runs the stack: a scan over the repeats of the pattern, and in it one over each run of equal layers, so that a program
-    holds each kind's body once and one layer's weights at a time.
-
-    The callbacks map (number among its kind, x, carry) -> (x, carry, out); `out` of the GDN layers comes back stacked.
-    """
-    kinds = c.layer_types[: c.period]
-    each = {kind: kinds.count(kind) for kind in kinds}
-
-    def repeat(state, r):
-        outs, seen = [], dict.fromkeys(each, 0)
-        for kind, run in groupby(kinds):
-            count = len(list(run))
-            body = gdn_layer if kind == LINEAR else attention_layer
-
-            def one(state, i, body=body, first=r * each[kind] + seen[kind]):
-                x, carry, out = body(first + i, *state)
-                return (x, carry), out
-
-            seen[kind] += count
-            state, out = lax.scan(one, state, jnp.arange(count))
-            outs += [] if out is None else [out]
-        return state, jax.tree.map(lambda *a: jnp.concatenate(a), *outs) if outs else None
-
-    (x, carry), outs = lax.scan(repeat, (x, carry), jnp.arange(c.layers // c.period))
-    return x, carry, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outs)
-
-
-def _rows(c: ModelConfig, params, tokens, start):
-    dtype = jnp.dtype(c.dtype)
-    x = params["embed"][tokens].astype(dtype)
+def embed(c: ModelConfig, params, tokens, start):
+    """tokens: int32 [T] at positions from `start` -> rows [T, D], cos and sin [T, rotary_dims / 2]."""
     position = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    return dtype, x, rotary_angles(jnp.stack([position] * 3), c)
+    return params["embed"][tokens].astype(c.dtype), *rotary_angles(jnp.stack([position] * 3), c)
 
 
-def _attention_layer(c: ModelConfig, params, dtype, table, start, n, angles):
-    def run(at, x, carry):
-        w = layer(params["attention"], at, dtype)
-        y, pool = attention(w, x, carry["pool"], table, at, start, n, c, angles)
-        x = x + y
-        return x + mlp(w, x, c), carry | {"pool": pool}, None
+def gdn_chunk(c: ModelConfig, aligned: bool, w, x, S, opened, at, start, n):
+    """GDN layer `at` over n rows of a prefill chunk, whole blocks; start on a block line where `aligned`. S: [Hv, dk, dv].
 
-    return run
-
-
-def prefill_chunk(c: ModelConfig, aligned: bool, params, pool, S, opened, table, tokens, start, n):
-    """n rows from `start`, whole blocks. tokens: int32 [T], start on a block line where `aligned`.
-
-    Never crosses a page. pool and opened are donated. Returns (hidden [T, D] after the final norm, pool, S, opened).
+    Returns x [T, D], S at the last line, and the scratch, in which its open block has been written.
     """
-    dtype, x, angles = _rows(c, params, tokens, start)
-    off = 0 if aligned else start % BLOCK
-
-    def gdn_layer(at, x, carry):
-        w = layer(params["gdn"], at, dtype)
-        before = layer({name: opened[name] for name in ("u", "b", "a")}, at, dtype)
-        y, S_new, after = gdn.chunk(w, x, lax.dynamic_index_in_dim(S, at, 0, keepdims=False), before, off, n, c, aligned)
-        after["u"] = lax.bitcast_convert_type(after["u"], opened["u"].dtype)
-        x = x + y
-        return x + mlp(w, x, c), carry, {"S": S_new, "opened": after}
-
-    x, carry, out = _layers(c, x, {"pool": pool}, gdn_layer, _attention_layer(c, params, dtype, table, start, n, angles))
-    return rms_norm(x, params["norm"], c.eps, dtype), carry["pool"], out["S"], out["opened"]
+    before = layer({name: opened[name] for name in ("u", "b", "a")}, at, x.dtype)
+    y, S, after = gdn.chunk(w, x, S, before, 0 if aligned else start % BLOCK, n, c, aligned)
+    after["u"] = lax.bitcast_convert_type(after["u"], opened["u"].dtype)
+    x = x + y
+    return x + mlp(w, x, c), S, {name: lax.dynamic_update_index_in_dim(opened[name], after[name], at, 0) for name in opened}
 
 
-def step(c: ModelConfig, params, pool, S, opened, table, tokens, start, n):
-    """n rows from `start`, all in one block: decode and verify. tokens: int32 [T], 2 <= T <= 16.
+def gdn_step(c: ModelConfig, w, x, S, opened, at, start, n):
+    """GDN layer `at` over n new rows of one block; S is read only. Returns x [T, D] and the scratch."""
+    y, opened = gdn.step(w, x, S, opened, at, start % BLOCK, n, c)
+    x = x + y
+    return x + mlp(w, x, c), opened
 
-    pool and opened are donated, S is read only. Returns (hidden [T, D], logits float32 [T, V], pool, opened).
-    """
-    dtype, x, angles = _rows(c, params, tokens, start)
 
-    def gdn_layer(at, x, carry):
-        w = layer(params["gdn"], at, dtype)
-        y, opened = gdn.step(w, x, lax.dynamic_index_in_dim(S, at, 0, keepdims=False), carry["opened"], at, start % BLOCK, n, c)
-        x = x + y
-        return x + mlp(w, x, c), carry | {"opened": opened}, None
+def attention_layer(c: ModelConfig, w, x, pool, table, at, start, n, cos, sin):
+    """Attention layer `at` over n rows that stay in one page. Returns x [T, D] and the pool."""
+    y, pool = attention(w, x, pool, table, at, start, n, c, (cos, sin))
+    x = x + y
+    return x + mlp(w, x, c), pool
 
-    x, carry, _ = _layers(c, x, {"pool": pool, "opened": opened}, gdn_layer, _attention_layer(c, params, dtype, table, start, n, angles))
-    hidden = rms_norm(x, params["norm"], c.eps, dtype)
-    return hidden, head(params, hidden), carry["pool"], carry["opened"]
+
+def final_norm(c: ModelConfig, params, x):
+    """The hidden rows that the head reads: [T, D]."""
+    return rms_norm(x, params["norm"], c.eps, x.dtype)
+
+
+def logits(c: ModelConfig, params, x):
+    """x: [T, D] after the last layer, T >= 2 -> float32 [T, V]."""
+    return head(params, final_norm(c, params, x))
 
 
 def head(params, hidden):
@@ -137,8 +94,14 @@ def head_rows(params, hidden, rows):
     return head(params, jnp.take(hidden, rows, axis=0))
 
 
+def unstack(S) -> tuple:
+    """[Lg, Hv, dk, dv] -> each layer's own S, as the layers' programs take it: out of a stack it would be copied at every step."""
+    return tuple(S[i] for i in range(S.shape[0]))
+
+
 def close_block(c: ModelConfig, params, S, opened):
-    """The state at the line that a full open block ends at, and the empty block past it. opened is donated."""
+    """Every layer's S at the line that a full open block ends at, and the empty block past it. opened is donated."""
+    S = jnp.stack(S)
     gates = {name: params["gdn"][name] for name in ("A_log", "dt_bias")}
 
     def one(at):
@@ -149,7 +112,7 @@ def close_block(c: ModelConfig, params, S, opened):
 
     S = lax.map(one, jnp.arange(c.gdn_layers))
     tail = lax.slice_in_dim(opened["u"], BLOCK, BLOCK + c.conv - 1, axis=1)
-    return S, opened | {"u": lax.dynamic_update_slice_in_dim(opened["u"], tail, 0, axis=1)}
+    return unstack(S), opened | {"u": lax.dynamic_update_slice_in_dim(opened["u"], tail, 0, axis=1)}
 
 
 def reopen_block(c: ModelConfig, params, S, conv, u, b, a):
@@ -161,6 +124,7 @@ def reopen_block(c: ModelConfig, params, S, conv, u, b, a):
 
     def one(at):
         w = layer({name: params["gdn"][name] for name in ("conv", "A_log", "dt_bias")}, at, dtype)
+        w["conv"] = w["conv"].T
         here = layer({"S": S, "conv": conv, "u": u, "b": b, "a": a}, at, dtype)
         opened = gdn.reopen(w, here["S"], here["conv"], here["u"], here["b"], here["a"], c)
         return opened | {"u": lax.bitcast_convert_type(opened["u"], u.dtype)}

@@ -5,14 +5,14 @@ A stacked leaf of a 2-byte dtype is held as its bits (uint16): on a CPU a scan o
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.model.config import CheckpointError, ModelConfig
+from qjax.model.config import LINEAR, CheckpointError, ModelConfig
 from qjax.model.names import NAMES, Found, Slot, check, file_shape, leaf_dtypes, leaves, plain_name
 
 
@@ -170,3 +170,31 @@ def _hash(x):
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
+
+
+def layer_spec(config: ModelConfig, kind: str) -> dict:
+    """What `layers` gives for one layer of a kind, "gdn" or "attention": name -> ShapeDtypeStruct."""
+
+    def one(name, leaf):
+        shape = leaf.shape[:0:-1] if name == "conv" else leaf.shape[1:]
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(config.dtype) if leaf.dtype == np.uint16 else leaf.dtype)
+
+    return {name: one(name, leaf) for name, leaf in spec(config)[kind].items()}
+
+
+def layers(params: dict, config: ModelConfig) -> Iterator[tuple[str, np.ndarray, dict]]:
+    """Each layer in the model's order: its kind, its number among its kind (int32 scalar), its own arrays in the model's dtype.
+
+    On a CPU they are the stacks' memory, not copies of it, but for the small `conv`, which comes as [taps, C].
+    """
+    stacks = {kind: {name: np.asarray(leaf) for name, leaf in params[kind].items()} for kind in ("gdn", "attention")}
+    seen = dict.fromkeys(stacks, 0)
+
+    def own(name, a):
+        a = np.ascontiguousarray(a.T) if name == "conv" else a
+        return jax.device_put(a.view(config.dtype) if a.dtype == np.uint16 else a)
+
+    for layer_type in config.layer_types:
+        kind = "gdn" if layer_type == LINEAR else "attention"
+        yield kind, np.int32(seen[kind]), {name: own(name, stack[seen[kind]]) for name, stack in stacks[kind].items()}
+        seen[kind] += 1
