@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -65,14 +66,21 @@ class Generation:
         self.text, self.finish, self.sequence = "", None, None
         self.prompt_tokens, self.start = prompt.size, 0
         self.prefill_seconds = self.first_token_seconds = self.decode_seconds = 0.0
-        self._steps = self._run()
+        self._steps: weakref.ref | None = None
 
     def __iter__(self) -> Iterator[Token]:
-        return self._steps
+        steps = self._run()
+        if self._steps is None:
+            self._steps = weakref.ref(steps)  # the loop holds it alone: leaving the loop ends it
+        else:
+            steps.close()  # nothing comes a second time
+        return steps
 
     def close(self) -> None:
         """Ends the generation where it is; what was computed stays in `sequence`."""
-        self._steps.close()
+        steps = iter(self) if self._steps is None else self._steps()
+        if steps is not None:
+            steps.close()
 
     def _run(self) -> Iterator[Token]:
         engine, tokenizer = self._engine, self._engine.model.tokenizer

@@ -47,23 +47,28 @@ class PagePool:
         return page
 
     def hold(self, pages) -> None:
+        """One hold more on each; ValueError, and no change, where one of them is free."""
         for page in pages:
             if self.holders[page] < 1:
                 raise ValueError(f"page {page} is held by nobody: the sequence was released before")
+        for page in pages:
             self.holders[page] += 1
 
     def release(self, pages) -> None:
+        """One hold less on each, different pages; ValueError, and no change, where one of them is free."""
         for page in pages:
             if self.holders[page] < 1:
                 raise ValueError(f"page {page} is released more often than it was held")
+        for page in pages:
             self.holders[page] -= 1
             if self.holders[page] == 0:
                 self._free.append(int(page))
 
     def rows(self, view: str, pages, length: int) -> np.ndarray:
         """The rows `[layers, heads, length, dim]` of a sequence, on the host (for checks and for files)."""
-        parts = [np.asarray(_page(self.views[view], np.int32(p))) for p in pages]
-        return np.concatenate(parts, axis=2)[:, :, :length] if parts else np.zeros((*self.views[view].shape[1:3], 0, self.views[view].shape[4]))
+        of = self.views[view]
+        parts = [np.zeros((*of.shape[1:3], 0, of.shape[4]), of.dtype), *(np.asarray(_page(of, np.int32(p))) for p in pages)]
+        return np.concatenate(parts, axis=2)[:, :, :length]
 
 
 @jax.jit

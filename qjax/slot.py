@@ -22,6 +22,7 @@ class Slot:
         self.tokens = [int(t) for t in sequence.tokens]
         self.pages = [int(p) for p in sequence.pages]
         pool.hold(self.pages)
+        self._ahead = 0  # rows of the last step, until they are taken or not
         self._S, self._opened = forward.reopen(sequence.sections, sequence.open)
 
     @property
@@ -81,17 +82,23 @@ class Slot:
         shape = next(s for s in STEPS if s >= n)
         rows = self._rows(tokens, shape)
         logits, self._pool.views, self._opened = self._forward.step(self._pool.views, self._S, self._opened, *rows)
+        self._ahead = n
         self._mark(self.length + n)
         return np.asarray(logits)[:n]
 
     def accept(self, tokens: Tokens[int]) -> None:
         """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
+        if len(tokens) > self._ahead:
+            raise ValueError(f"the last step forwarded {self._ahead} rows that are not taken, found {len(tokens)} tokens")
+        if not self._ahead:
+            return  # the page's mark may be another's by now, who has written on
         self._advance(tokens)
         if len(tokens) and self.length % BLOCK == 0:
             self._S, self._opened = self._forward.close(self._S, self._opened)
 
     def _advance(self, tokens) -> None:
         self.tokens.extend(int(t) for t in tokens)
+        self._ahead = 0
         self._mark(self.length)
 
     def _mark(self, end: int) -> None:

@@ -247,6 +247,21 @@ def test_leaving_the_loop_ends_it(small, answer):
     assert list(left.tokens) == [*PROMPT, *answer.tokens[:2]]
 
 
+def test_a_second_loop_gives_nothing(small, answer):
+    run = small.generate(PROMPT, max_tokens=3)
+    assert [token.id for token in run if token.id is not None] == answer.tokens[:3]
+    assert list(run) == []
+    assert (run.finish, run.tokens) == ("length", answer.tokens[:3])
+    small.release(run.sequence)
+
+
+def test_closed_before_its_loop_it_does_nothing(small):
+    run = small.generate(PROMPT, max_tokens=3)
+    run.close()
+    assert list(run) == []
+    assert (run.finish, run.sequence) == (None, None)
+
+
 def test_ids_without_a_text_are_never_sampled(small):
     """The model's vocabulary is larger than the tokenizer's, and here its surplus rows have the largest logits by far."""
     engine, size = copy.copy(small), small.model.tokenizer.size

@@ -179,6 +179,20 @@ def test_accepting_nothing_without_a_step_lowers_no_mark(engine):
     assert_bits_equal(found, before)
 
 
+def test_no_more_rows_are_taken_than_were_forwarded(engine):
+    slot = engine.open()
+    prefill(slot, prompt(70))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="forwarded 0 rows that are not taken, found 1 tokens"):
+            slot.accept([1])
+        slot.step([1, 2])
+        with pytest.raises(ValueError, match="forwarded 2 rows that are not taken, found 3 tokens"):
+            slot.accept([1, 2, 3])
+        slot.accept([1])
+    assert slot.length == 72
+    slot.close()
+
+
 def test_a_draft_rejected_at_a_grid_line_leaves_no_page_behind(engine):
     """The page taken for it stays the slot's own for its next row, is not in a sequence, and is free when the slot closes."""
     slot = engine.open()

@@ -38,9 +38,9 @@ def layer(stack, index, dtype):
 
 
 def sum_of_squares(x):
-    """float32 [..., D] -> [..., 1]. The product is row-pure from 16 rows up, so fewer are padded."""
+    """float32 [..., D] -> [..., 1]. The product is row-pure in whole sixteens of rows, so others are padded."""
     rows = x.reshape(-1, x.shape[-1])
-    padded = jnp.pad(rows, ((0, max(0, 16 - len(rows))), (0, 0)))
+    padded = jnp.pad(rows, ((0, -len(rows) % 16), (0, 0)))
     return product(padded * padded, jnp.ones((1, x.shape[-1]), f32))[: len(rows)].reshape(*x.shape[:-1], 1)
 
 
