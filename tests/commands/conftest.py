@@ -12,10 +12,9 @@ from qjax.model.source import load
 
 
 @pytest.fixture(scope="session")
-def flags(tmp_path_factory) -> list[str]:
-    """Flags of an engine that is compiled once for all tests, with the directory that keeps its programs."""
-    directory = tmp_path_factory.mktemp("compile")
-    return ["--grid", "128", "--context-tokens", "1536", "--kv-gb", "0.001", "--compile-cache", str(directory)]
+def flags(compile_cache) -> list[str]:
+    """Flags of an engine that is compiled once for all tests, with the directory that keeps the tests' programs."""
+    return ["--grid", "128", "--context-tokens", "1536", "--kv-gb", "0.001", "--compile-cache", str(compile_cache)]
 
 
 @pytest.fixture(scope="session")
