@@ -98,7 +98,7 @@ def test_layer_slices_a_stack_and_gives_back_the_dtype():
 
 
 @pytest.mark.parametrize("width", [32, 64, 128, 1024])
-def test_sum_of_squares_does_not_see_the_number_of_rows(width):
+def test_sum_of_squares_does_not_see_the_number_of_rows_and_is_close_to_its_formula(width):
     x = normal(256, width)
     whole = layers.sum_of_squares(x)
     np.testing.assert_allclose(whole, (np.asarray(x, np.float64) ** 2).sum(-1, keepdims=True), rtol=1e-5)
@@ -109,7 +109,7 @@ def test_sum_of_squares_does_not_see_the_number_of_rows(width):
 
 
 @pytest.mark.parametrize(("width", "out"), [(64, 192), (128, 324), (1024, 256)])
-def test_products_of_two_byte_rows_do_not_see_the_number_of_rows(width, out):
+def test_products_of_two_byte_rows_do_not_see_the_number_of_rows_and_are_close_to_float64(width, out):
     x, w = normal(256, width, dtype=jnp.bfloat16), normal(out, width, seed=1, dtype=jnp.bfloat16)
     jitted = jax.jit(layers.product)
     whole = jitted(x, w)

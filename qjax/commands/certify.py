@@ -40,8 +40,9 @@ def run(args) -> int:
             return 0
         found = certify(engine, args.rows, progress=status.update)
         found = dataclasses.replace(found, checks=found.checks + _processes(engine, args.model, config, status.update))
-    print(json.dumps(as_json(found)) if args.json else "", end="\n" if args.json else "")
-    if not args.json:
+    if args.json:
+        print(json.dumps(as_json(found)))
+    else:
         _print(found, engine)
     return 1 if found.level == NONE else 0
 
