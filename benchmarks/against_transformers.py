@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from qjax.cli import huge_pages
+from qjax.cli import tune
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.config import ModelConfig
@@ -205,5 +205,5 @@ def main():
 
 
 if __name__ == "__main__":
-    huge_pages()  # both engines get them
+    tune()  # both engines get the huge pages
     main()

@@ -14,7 +14,7 @@ from qjax.programs import Programs
 
 
 class Forward:
-    """One model's forwards. Pool, scratch and rows are donated; S, an array for each GDN layer, is read only."""
+    """One model's forwards. Pool, scratch and rows are donated; S is read only. S and scratch: one for each GDN layer."""
 
     def __init__(self, programs: Programs, params):
         self.programs, self.shapes = programs, programs.shapes
@@ -30,14 +30,15 @@ class Forward:
         rows = len(tokens)
         table, tokens, start, n = jax.device_put((table, tokens, start, n))  # once, not for every layer
         x, *angles = self.programs["embed", rows](self.top, tokens, start)
-        states = []
+        states, scratch = [], []
         for kind, at, w in self.layers:
             if kind == "gdn":
-                x, state, opened = self.programs["gdn chunk", rows](w, x, S[len(states)], opened, at, start, n)
+                x, state, after = self.programs["gdn chunk", rows](w, x, S[len(states)], opened[len(states)], start, n)
                 states.append(state)
+                scratch.append(after)
             else:
                 x, pool = self.programs["attention", rows](w, x, pool, table, at, start, n, *angles)
-        return self.programs["norm", rows](self.top, x), pool, tuple(states), opened
+        return self.programs["norm", rows](self.top, x), pool, tuple(states), tuple(scratch)
 
     def step(self, pool, S, opened, table, tokens, start, n):
         """n rows from `start`, all in one block: decode and verify. tokens: int32 [T], T a step's shape.
@@ -47,32 +48,31 @@ class Forward:
         rows = len(tokens)
         table, tokens, start, n = jax.device_put((table, tokens, start, n))
         x, *angles = self.programs["embed", rows](self.top, tokens, start)
-        states = iter(S)
+        scratch = []
         for kind, at, w in self.layers:
             if kind == "gdn":
-                x, opened = self.programs["gdn step", rows](w, x, next(states), opened, at, start, n)
+                x, after = self.programs["gdn step", rows](w, x, S[len(scratch)], opened[len(scratch)], start, n)
+                scratch.append(after)
             else:
                 x, pool = self.programs["attention", rows](w, x, pool, table, at, start, n, *angles)
-        return self.programs["logits", rows](self.top, x), pool, opened
+        return self.programs["logits", rows](self.top, x), pool, tuple(scratch)
 
     def logits(self, hidden, row: int) -> np.ndarray:
         """Logits of one hidden row of a chunk: float32 [V]."""
         return np.asarray(self.programs["head", len(hidden)](self.top, hidden, np.full(2, row, np.int32)))[0]
 
-    def close(self, S, opened) -> tuple[tuple, dict]:
+    def close(self, S, opened) -> tuple[tuple, tuple]:
         """Each layer's S at the line that a full open block ends at, and the empty block past it."""
-        return self.programs["close"](self._params, S, opened)
+        gdn = (w for kind, _, w in self.layers if kind == "gdn")
+        return tuple(zip(*(self.programs["close"](*one) for one in zip(gdn, S, opened, strict=True)), strict=True))
 
-    def reopen(self, sections, inputs) -> tuple[tuple, dict]:
+    def reopen(self, sections, inputs) -> tuple[tuple, tuple]:
         """Each layer's S and the open block's scratch, from a sequence's sections and open inputs."""
-        names = ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")
-        kept = sections | inputs
-        return self.programs["unstack"](kept["gdn.S"]), self.programs["reopen"](self._params, *(kept[name] for name in names))
+        return self.programs["reopen"](self._params, sections, inputs)
 
     def freeze(self, S, opened, rows: int) -> tuple[dict, dict]:
         """A sequence's sections and open inputs, copied out of a running one whose open block has this many rows."""
-        kept = self.programs["freeze"](opened, np.int32(rows))
-        return {"gdn.S": self.programs["stack"](*S), "gdn.conv": kept.pop("gdn.conv")}, kept
+        return self.programs["freeze"](S, opened, np.int32(rows))
 
     def copy_page(self, views, source: int, target: int) -> dict:
         """Copies one page's rows in every view of the pool."""

@@ -70,7 +70,8 @@ class Programs:
     ("embed", T), ("attention", T)                 of every forward
     ("gdn chunk", T), ("norm", T), ("head", T)     of a prefill forward
     ("gdn step", T), ("logits", T)                 of a step
-    "stack", "unstack", "close", "reopen", "freeze"    the sections of all GDN layers, and the open block
+    "close"                                        of a GDN layer, at a block line
+    "reopen", "freeze"                             of all GDN layers
     "copy_page"
     """
 
@@ -97,17 +98,17 @@ class Programs:
         top = {name: leaf for name, leaf in params.items() if name not in ("gdn", "attention")}
         whole = {kind: weights.layer_spec(c, kind) for kind in ("gdn", "attention")}
         pool = {v.name: array((self.shapes.pool_pages, *v.page_shape(layout.grid)), held(v.dtype)) for v in layout.views}
-        kept = {s.name: array(s.shape, held(s.dtype)) for s in (*layout.sections, *layout.open)}
+        sections, inputs = ({s.name: array(s.shape, held(s.dtype)) for s in some} for some in (layout.sections, layout.open))
         opened, number, table = family.scratch_specs(c), array(()), array((self.shapes.sequence_pages,))
-        S = array(kept["gdn.S"].shape[1:], np.float32)
-        states = (S,) * c.gdn_layers
+        S = array(sections["gdn.S"].shape[1:], np.float32)
+        running = (S,) * c.gdn_layers, (opened,) * c.gdn_layers
         jobs = {}
         for rows in (*STEPS, *self.shapes.chunks):
             x, angle = array((rows, c.hidden), jnp.dtype(c.dtype)), array((rows, c.rotary_dims // 2), np.float32)
             jobs["embed", rows] = program(family.embed, c), (top, array((rows,)), number)
             arguments = (whole["attention"], x, pool, table, number, number, number, angle, angle)
             jobs["attention", rows] = program(family.attention_layer, c, donate=(1, 2)), arguments
-            arguments = (whole["gdn"], x, S, opened, number, number, number)
+            arguments = (whole["gdn"], x, S, opened, number, number)
             if rows in STEPS:
                 jobs["gdn step", rows] = program(family.gdn_step, c, donate=(1, 3)), arguments
                 jobs["logits", rows] = program(family.logits, c), (top, x)
@@ -115,11 +116,8 @@ class Programs:
                 jobs["gdn chunk", rows] = program(family.gdn_chunk, c, self.shapes.aligned(rows), donate=(1, 3)), arguments
                 jobs["norm", rows] = program(family.final_norm, c), (top, x)
                 jobs["head", rows] = program(family.head_rows), (top, x, array((2,)))
-        jobs["stack"] = program(lambda *layers: jnp.stack(layers)), states
-        jobs["unstack"] = program(family.unstack), (kept["gdn.S"],)
-        jobs["close"] = program(family.close_block, c, donate=2), (params, states, opened)
-        inputs = [kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")]
-        jobs["reopen"] = program(family.reopen_block, c), (params, *inputs)
-        jobs["freeze"] = program(family.freeze_block, c), (opened, number)
+        jobs["close"] = program(family.close_block, c, donate=2), (whole["gdn"], S, opened)
+        jobs["reopen"] = program(family.reopen_block, c), (params, sections, inputs)
+        jobs["freeze"] = program(family.freeze_block, c), (*running, number)
         jobs["copy_page"] = program(copy_page, donate=0), (pool, number, number)
         return jobs

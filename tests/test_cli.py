@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import os
 import shlex
 import subprocess
 import sys
@@ -129,16 +130,21 @@ def test_version_and_lazy_commands():
     assert shown.startswith("qjax 0.")
 
 
-def test_starts_again_on_huge_pages_once_and_with_the_same_arguments(monkeypatch):
+def test_starts_again_tuned_once_and_with_the_same_arguments(monkeypatch):
     started = []
     monkeypatch.setattr(cli.os, "execve", lambda *arguments: started.append(arguments))
     monkeypatch.setattr(cli.sys, "platform", "linux")
     monkeypatch.setattr(cli.sys, "orig_argv", ["python", "-m", "qjax.cli", "layout", "embedded"])
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    cli.huge_pages()
+    for name in ("GLIBC_TUNABLES", "PJRT_NPROC"):
+        monkeypatch.setenv(name, "")  # put back afterwards, whatever tune sets
+        monkeypatch.delenv(name)
+    cli.tune()
     ((program, arguments, environment),) = started
     assert arguments == [program, "-m", "qjax.cli", "layout", "embedded"]
     assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert int(environment["PJRT_NPROC"]) == len(os.sched_getaffinity(0)) + 1
     monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
-    cli.huge_pages()
+    monkeypatch.setenv("PJRT_NPROC", "7")
+    cli.tune()
     assert len(started) == 1
+    assert os.environ["PJRT_NPROC"] == "7"  # the user's own choice stays

@@ -16,7 +16,7 @@ from tests.models import tiny_config
 pytestmark = pytest.mark.usefixtures("compile_cache")
 
 chunk = partial(jax.jit, static_argnums=(6, 7))(gdn.chunk)
-step = partial(jax.jit, static_argnums=7)(gdn.step)
+step = partial(jax.jit, static_argnums=6)(gdn.step)
 close = partial(jax.jit, static_argnums=0)(qwen3_5.close_block)
 reopen = partial(jax.jit, static_argnums=0)(qwen3_5.reopen_block)
 freeze = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_block)
@@ -43,25 +43,24 @@ class Layer:
         self.c, self.dtype = c, jnp.dtype(c.dtype)
         self.params = weights.random(c, 5)
         self.w = next(w for kind, _, w in weights.layers(self.params, c) if kind == "gdn")
-        self.S = jnp.zeros((1, c.value_heads, c.key_dim, c.value_dim), jnp.float32)
+        self.S = jnp.zeros((c.value_heads, c.key_dim, c.value_dim), jnp.float32)
         self.opened = {}
         for name, (shape, dtype) in gdn.scratch_shapes(c).items():
-            a = np.full((1, *shape), stale, jnp.dtype(dtype))
+            a = np.full(shape, stale, jnp.dtype(dtype))
             if name == "u":
-                a[:, : c.conv - 1] = 0  # what stood before the first token
+                a[: c.conv - 1] = 0  # what stood before the first token
             self.opened[name] = jnp.asarray(a.view(held(dtype)))
         self.length = 0
 
     def chunk(self, x, shape, aligned=False):
         """A prefill forward of x: [n, D], its padding large numbers. Returns [n, D]."""
         n, c = len(x), self.c
-        one = {name: self.opened[name][0] for name in INPUTS}
+        one = {name: self.opened[name] for name in INPUTS}
         one["u"] = jax.lax.bitcast_convert_type(one["u"], self.dtype)
         padded = np.pad(x, ((0, shape - n), (0, 0)), constant_values=9)
         off = np.int32(0 if aligned else self.length % BLOCK)
-        out, S, after = chunk(self.w, padded, self.S[0], one, off, np.int32(n), c, aligned)
-        after["u"] = jax.lax.bitcast_convert_type(after["u"], self.opened["u"].dtype)
-        self.S, self.opened = S[None], {name: a[None] for name, a in after.items()}
+        out, self.S, after = chunk(self.w, padded, self.S, one, off, np.int32(n), c, aligned)
+        self.opened = after | {"u": jax.lax.bitcast_convert_type(after["u"], self.opened["u"].dtype)}
         self.length += n
         return np.asarray(out)[:n]
 
@@ -71,27 +70,32 @@ class Layer:
         taken = n if accepted is None else accepted
         width = next(w for w in (2, 8, 16) if w >= n)
         padded = np.pad(x, ((0, width - n), (0, 0)), constant_values=9)
-        out, self.opened = step(self.w, padded, self.S[0], self.opened, np.int32(0), np.int32(off), np.int32(n), self.c)
+        out, self.opened = step(self.w, padded, self.S, self.opened, np.int32(off), np.int32(n), self.c)
         self.length += taken
         if taken and self.length % BLOCK == 0:
-            self.S, self.opened = close(self.c, self.params, self.S, self.opened)
+            self.S, self.opened = close(self.c, self.w, self.S, self.opened)
         return np.asarray(out)[:n]
 
+    def sequence(self):
+        """The sections and open inputs that a sequence of this one layer keeps."""
+        return freeze(self.c, (self.S,), (self.opened,), np.int32(self.length % BLOCK))
+
     def frozen(self):
-        return {"S": np.asarray(self.S)} | jax.tree.map(np.asarray, freeze(self.c, self.opened, np.int32(self.length % BLOCK)))
+        sections, inputs = self.sequence()
+        return jax.tree.map(np.asarray, sections | inputs)
 
     def derived(self):
         """What a next row reads of the open block's rows: k, T, rhs, U and the inputs, real rows only."""
         off, tail = self.length % BLOCK, self.c.conv - 1
-        real = {name: np.asarray(a[0])[:, :off] for name, a in self.opened.items() if name != "u"}
-        return real | {"u": np.asarray(self.opened["u"][0])[: tail + off]}
+        by_rows = self.opened | {"k": self.opened["k"].swapaxes(1, 2)}
+        real = {name: np.asarray(a)[:, :off] for name, a in by_rows.items() if name != "u"}
+        return real | {"u": np.asarray(self.opened["u"])[: tail + off]}
 
     def reopened(self):
         """The same layer, its scratch made again from what a sequence keeps."""
-        kept = self.frozen()
         other = Layer(self.c)
-        inputs = (kept[name] for name in ("S", "gdn.conv", *(f"gdn.{name}" for name in INPUTS)))
-        other.S, other.length, other.opened = self.S, self.length, reopen(self.c, self.params, *inputs)
+        (other.S,), (other.opened,) = reopen(self.c, self.params, *self.sequence())
+        other.length = self.length
         return other
 
 
@@ -128,11 +132,11 @@ def test_chunks_and_steps_close_to_recurrence(heads):
     expected, S = recurrence(chunks.w, x, c)
     out = np.concatenate([chunks.chunk(x[:128], 128, aligned=True), chunks.chunk(x[128:], 64)])
     np.testing.assert_allclose(out, expected, atol=1e-4)
-    np.testing.assert_allclose(chunks.S[0], S, atol=1e-5)
+    np.testing.assert_allclose(chunks.S, S, atol=1e-5)
     steps = Layer(c)
     out = np.concatenate([steps.step(x[i : i + 8]) for i in range(0, 192, 8)])
     np.testing.assert_allclose(out, expected, atol=1e-4)
-    np.testing.assert_allclose(steps.S[0], S, atol=1e-5)
+    np.testing.assert_allclose(steps.S, S, atol=1e-5)
     # control: the state counts here, so a wrong one would have shown
     assert np.abs(recurrence(chunks.w, x[64:], c)[0] - expected[64:])[64:].max() > 1e-2
 
@@ -148,7 +152,7 @@ def test_a_tail_past_the_last_line_close_to_recurrence():
         out = [one.chunk(x[i : min(i + 64, n)], 64) for i in range(0, n, 64)]
         np.testing.assert_allclose(np.concatenate(out), expected[:n], atol=1e-4)
         line = n // BLOCK * BLOCK
-        np.testing.assert_allclose(one.S[0], recurrence(whole.w, x[:line], c)[1] if line else 0, atol=1e-5)
+        np.testing.assert_allclose(one.S, recurrence(whole.w, x[:line], c)[1] if line else 0, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=ids)

@@ -29,6 +29,7 @@ PROCESSES = {
 def run(args) -> int:
     if args.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before the backend starts its threads
+        os.environ["PJRT_NPROC"] = "1"
     config = EngineConfig.from_flags(args)
     if args.rows is not None and args.rows <= config.grid + BLOCK:
         raise ValueError(f"--rows must be above a grid and a block, {config.grid + BLOCK}, not {args.rows}")

@@ -1,13 +1,15 @@
 """The dense `qwen3_5` family: its layout and its forwards.
 
 A forward maps (state, rows) to (hidden rows, state). It is one program a kind of layer, called layer by layer with that
-layer's own weights, and the number under which its state lies among its kind (forward.py says why not one program a model).
+layer's own weights and state (forward.py says why not one program a model).
 
-The state of a running sequence: `S`, [Hv, dk, dv] float32 as of the last block line for each GDN layer, and `opened`, the open
-block's scratch of all GDN layers (gdn.scratch_shapes with a leading Lg).
+The state of a running sequence: for each GDN layer `S`, [Hv, dk, dv] float32 as of the last block line, and `opened`, the open
+block's scratch (gdn.scratch_shapes).
 """
 
 from __future__ import annotations
+
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +40,8 @@ def layout(c: ModelConfig, grid: int = 1024) -> Layout:
 
 
 def scratch_specs(c: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The open block of all GDN layers, two-byte leaves held as bits."""
-    return {name: jax.ShapeDtypeStruct((c.gdn_layers, *shape), held(dtype)) for name, (shape, dtype) in gdn.scratch_shapes(c).items()}
+    """One GDN layer's open block, two-byte leaves held as bits."""
+    return {name: jax.ShapeDtypeStruct(shape, held(dtype)) for name, (shape, dtype) in gdn.scratch_shapes(c).items()}
 
 
 def embed(c: ModelConfig, params, tokens, start):
@@ -48,21 +50,20 @@ def embed(c: ModelConfig, params, tokens, start):
     return params["embed"][tokens].astype(c.dtype), *rotary_angles(jnp.stack([position] * 3), c)
 
 
-def gdn_chunk(c: ModelConfig, aligned: bool, w, x, S, opened, at, start, n):
-    """GDN layer `at` over n rows of a prefill chunk, whole blocks; start on a block line where `aligned`. S: [Hv, dk, dv].
+def gdn_chunk(c: ModelConfig, aligned: bool, w, x, S, opened, start, n):
+    """A GDN layer over n rows of a prefill chunk, whole blocks; start on a block line where `aligned`. S: [Hv, dk, dv].
 
-    Returns x [T, D], S at the last line, and the scratch, in which its open block has been written.
+    Returns x [T, D], S at the last line, and the scratch of the block past it.
     """
-    before = layer({name: opened[name] for name in ("u", "b", "a")}, at, x.dtype)
+    before = opened | {"u": lax.bitcast_convert_type(opened["u"], x.dtype)}
     y, S, after = gdn.chunk(w, x, S, before, 0 if aligned else start % BLOCK, n, c, aligned)
-    after["u"] = lax.bitcast_convert_type(after["u"], opened["u"].dtype)
     x = x + y
-    return x + mlp(w, x, c), S, {name: lax.dynamic_update_index_in_dim(opened[name], after[name], at, 0) for name in opened}
+    return x + mlp(w, x, c), S, after | {"u": lax.bitcast_convert_type(after["u"], opened["u"].dtype)}
 
 
-def gdn_step(c: ModelConfig, w, x, S, opened, at, start, n):
-    """GDN layer `at` over n new rows of one block; S is read only. Returns x [T, D] and the scratch."""
-    y, opened = gdn.step(w, x, S, opened, at, start % BLOCK, n, c)
+def gdn_step(c: ModelConfig, w, x, S, opened, start, n):
+    """A GDN layer over n new rows of one block; S is read only. Returns x [T, D] and the scratch."""
+    y, opened = gdn.step(w, x, S, opened, start % BLOCK, n, c)
     x = x + y
     return x + mlp(w, x, c), opened
 
@@ -94,51 +95,39 @@ def head_rows(params, hidden, rows):
     return head(params, jnp.take(hidden, rows, axis=0))
 
 
-def unstack(S) -> tuple:
-    """[Lg, Hv, dk, dv] -> each layer's own S, as the layers' programs take it: out of a stack it would be copied at every step."""
-    return tuple(S[i] for i in range(S.shape[0]))
+def close_block(c: ModelConfig, w, S, opened):
+    """A GDN layer's S at the line that a full open block ends at, and the empty block past it. opened is donated."""
+    _, G, _ = gdn.gates(w, opened["b"], opened["a"])
+    tail = lax.slice_in_dim(opened["u"], BLOCK, BLOCK + c.conv - 1, axis=0)
+    opened = opened | {"u": lax.dynamic_update_slice_in_dim(opened["u"], tail, 0, axis=0)}
+    return gdn.close(S, opened["k"], G, opened["U"], c), opened
 
 
-def close_block(c: ModelConfig, params, S, opened):
-    """Every layer's S at the line that a full open block ends at, and the empty block past it. opened is donated."""
-    S = jnp.stack(S)
-    gates = {name: params["gdn"][name] for name in ("A_log", "dt_bias")}
-
-    def one(at):
-        w = layer(gates, at, jnp.dtype(c.dtype))
-        rows = {name: lax.dynamic_index_in_dim(opened[name], at, 0, keepdims=False)[:, :BLOCK] for name in ("k", "b", "a", "U")}
-        _, G, _ = gdn.gates(w, rows["b"], rows["a"])
-        return gdn.close(lax.dynamic_index_in_dim(S, at, 0, keepdims=False), rows["k"], G, rows["U"], c)
-
-    S = lax.map(one, jnp.arange(c.gdn_layers))
-    tail = lax.slice_in_dim(opened["u"], BLOCK, BLOCK + c.conv - 1, axis=1)
-    return unstack(S), opened | {"u": lax.dynamic_update_slice_in_dim(opened["u"], tail, 0, axis=1)}
-
-
-def reopen_block(c: ModelConfig, params, S, conv, u, b, a):
-    """The scratch of all layers from a sequence's sections and open inputs (at a line: zeros).
-
-    conv: [Lg, C, 3], u: [Lg, BLOCK, C] bits, b, a: [Lg, Hv, BLOCK].
-    """
+def reopen_block(c: ModelConfig, params, sections, inputs) -> tuple[tuple, tuple]:
+    """Each GDN layer's S and scratch, from a sequence's sections and open inputs (at a line: zeros)."""
+    stack = {name: params["gdn"][name] for name in ("conv", "A_log", "dt_bias")}, sections | inputs
     dtype = jnp.dtype(c.dtype)
 
     def one(at):
-        w = layer({name: params["gdn"][name] for name in ("conv", "A_log", "dt_bias")}, at, dtype)
+        w, kept = layer(stack, at, dtype)
         w["conv"] = w["conv"].T
-        here = layer({"S": S, "conv": conv, "u": u, "b": b, "a": a}, at, dtype)
-        opened = gdn.reopen(w, here["S"], here["conv"], here["u"], here["b"], here["a"], c)
-        return opened | {"u": lax.bitcast_convert_type(opened["u"], u.dtype)}
+        opened = gdn.reopen(w, *(kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")), c)
+        return opened | {"u": lax.bitcast_convert_type(opened["u"], inputs["gdn.u"].dtype)}
 
-    return lax.map(one, jnp.arange(c.gdn_layers))
+    def layers(stacked) -> tuple:
+        return tuple(jax.tree.map(itemgetter(at), stacked) for at in range(c.gdn_layers))
+
+    return layers(sections["gdn.S"]), layers(lax.map(one, jnp.arange(c.gdn_layers)))
 
 
-def freeze_block(c: ModelConfig, opened, rows):
-    """A sequence's `gdn.conv` and open inputs, copied out of the scratch; zero past `rows`."""
+def freeze_block(c: ModelConfig, S, opened, rows) -> tuple[dict, dict]:
+    """A sequence's sections and open inputs, copied out of the layers' S and scratch; inputs are zero past `rows`."""
     tail = c.conv - 1
     real = jnp.arange(BLOCK) < rows
-    return {
-        "gdn.conv": opened["u"][:, :tail].swapaxes(1, 2),
-        "gdn.u": jnp.where(real[None, :, None], opened["u"][:, tail : tail + BLOCK], jnp.zeros((), opened["u"].dtype)),
-        "gdn.b": jnp.where(real[None, None], opened["b"][:, :, :BLOCK], 0),
-        "gdn.a": jnp.where(real[None, None], opened["a"][:, :, :BLOCK], 0),
+    u, b, a = (jnp.stack([one[name] for one in opened]) for name in ("u", "b", "a"))
+    inputs = {
+        "gdn.u": jnp.where(real[None, :, None], u[:, tail : tail + BLOCK], jnp.zeros((), u.dtype)),
+        "gdn.b": jnp.where(real[None, None], b, 0),
+        "gdn.a": jnp.where(real[None, None], a, 0),
     }
+    return {"gdn.S": jnp.stack(S), "gdn.conv": u[:, :tail].swapaxes(1, 2)}, inputs
