@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
+from qjax.ledger import SOURCES, Why
 from qjax.pages import PoolFull
 from qjax.sampling import Sampling
 
@@ -21,6 +22,12 @@ SAMPLING = {
     "presence_penalty": (float, "subtracted from the logits of tokens that were generated"),
     "repetition_penalty": (float, "divides the logits of tokens that were read or generated"),
     "seed": (int, "the same seed draws the same tokens"),
+}
+
+# name: (what it measures, default model, lengths, rounds)
+BENCHES = {
+    "engine": ("cold prefill and decode rates by length, and what row purity costs a decode step", "embedded", [1024, 4096], 5),
+    "resume": ("time to the first token cold and warm, by length and by where the state was kept", "random:0.8b@8", [8192, 32768], 3),
 }
 
 
@@ -57,7 +64,9 @@ def _certify(parser):
 
 def _demo(parser):
     parser.add_argument("--tokens", metavar="N", type=_positive, default=16384, help="length of the first prompt, at least (default 16384)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     EngineConfig.add_flags(parser)
+    CacheConfig.add_flags(parser)
 
 
 def _chat(parser):
@@ -76,14 +85,38 @@ def _generate(parser):
 
 
 def _bench(parser):
-    parser.add_argument("what", choices=["engine"], help="engine: cold prefill and decode rates, and what row purity costs a decode step")
-    parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--tokens", metavar="N,N", type=_lengths, default=[1024, 4096], help="lengths of the prompts and of the contexts (default 1024,4096)"
-    )
-    parser.add_argument("--rounds", metavar="N", type=_positive, default=5, help="how often everything is measured in turn (default 5)")
-    EngineConfig.add_flags(parser)
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, (what, model, tokens, rounds) in BENCHES.items():
+        one = kinds.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        one.add_argument("--model", default=model, help=f"{MODEL} (default {model})")
+        one.add_argument("--json", action="store_true", help="print one JSON object")
+        listed = ",".join(map(str, tokens))
+        one.add_argument("--tokens", metavar="N,N", type=_lengths, default=tokens, help=f"lengths of the prompts (default {listed})")
+        one.add_argument("--rounds", metavar="N", type=_positive, default=rounds, help=f"how often everything is measured in turn (default {rounds})")
+        EngineConfig.add_flags(one)
+        if name == "resume":
+            CacheConfig.add_flags(one)
+
+
+def _ledger(parser):
+    parser.add_argument("file", metavar="FILE", help="file of a ledger: a line of JSON a request")
+    parser.add_argument("--last", metavar="N", type=_positive, help="show the last N requests only; the totals stay those of the whole file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: records and totals")
+
+    def teach(title: str, meanings: dict[str, str]) -> None:
+        parser.add_argument_group(title, "\n".join(f"{name:<12}{meaning}" for name, meaning in meanings.items()))
+
+    columns = {
+        "prompt": "tokens of the prompt",
+        "reused": "those of them that needed no forward",
+        "again": "tokens read again although something kept agreed with them",
+        "ttft": "seconds to the first token",
+        "decode": "seconds of all after the prompt",
+        "difference": "the first token at which the nearest kept prompt differs, and what could not be taken",
+    }
+    teach("columns", columns)
+    teach("source, what the reused tokens came from", SOURCES)
+    teach("why tokens were read that might have been kept", {why.value: why.meaning for why in Why})
 
 
 def _generation(parser):
@@ -94,11 +127,12 @@ def _generation(parser):
         read, text = SAMPLING[field.name]
         group.add_argument("--" + field.name.replace("_", "-"), type=read, metavar="N" if read is int else "X", default=argparse.SUPPRESS, help=text)
     EngineConfig.add_flags(parser)
+    CacheConfig.add_flags(parser)
 
 
 # name: (what it does, flags, examples)
 COMMANDS = {
-    "demo": ("shows on the embedded model that a resumed prompt gives the cold run's answer, and how much sooner", _demo, ["qjax demo"]),
+    "demo": ("shows on the embedded model what each cache answers, how much sooner, and that every bit is a cold run's", _demo, ["qjax demo"]),
     "chat": (
         "talks with a model in the terminal; each turn reads only what is new",
         _chat,
@@ -125,9 +159,18 @@ COMMANDS = {
         ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
     ),
     "bench": (
-        "measures the engine by length, as shares of what this machine can do at best, measured in the same run",
+        "measures the engine by length: its rates as shares of what this machine can do, and what a resume saves",
         _bench,
-        ["qjax bench engine", "qjax bench engine --model random:0.8b --tokens 1024,4096,16384 --rounds 10 --json"],
+        [
+            "qjax bench engine",
+            "qjax bench engine --model random:0.8b --tokens 1024,4096,16384 --rounds 10 --json",
+            "qjax bench resume --tokens 8192",
+        ],
+    ),
+    "ledger": (
+        "shows what each request reused, what it read again, and why",
+        _ledger,
+        ["qjax ledger requests.jsonl --last 20", "qjax ledger requests.jsonl --json"],
     ),
 }
 

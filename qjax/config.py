@@ -5,6 +5,7 @@ import dataclasses
 import math
 from dataclasses import field
 from pathlib import Path
+from typing import ClassVar, Self
 
 from qjax.state import GRIDS, Layout, is_grid
 
@@ -17,12 +18,32 @@ def _flag(read, text: str, **more) -> dict:
     return {"type": read, "help": text, **more}
 
 
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """What an engine is started with; ValueError names the field that is out of range.
+class Flags:
+    """A group of settings. The flags that `add_flags` makes are the fields with dashes: `--kv-gb` for `kv_gb`."""
 
-    The flags that `add_flags` makes are the fields with dashes: `--kv-gb` for `kv_gb`.
-    """
+    group: ClassVar[str]
+
+    def _check(self, name: str, wanted: str, holds: bool) -> None:
+        if not holds:
+            raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds one flag for each field; one that is not given leaves the field's default in force."""
+        group = parser.add_argument_group(cls.group)
+        for f in dataclasses.fields(cls):
+            group.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **f.metadata)
+
+    @classmethod
+    def from_flags(cls, args: argparse.Namespace) -> Self:
+        return cls(**{f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)})
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig(Flags):
+    """What an engine is started with; ValueError names the field that is out of range."""
+
+    group = "engine"
 
     grid: int = field(default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, {GRIDS} (default 1024)", metavar="N"))
     kv_gb: float = field(
@@ -41,10 +62,6 @@ class EngineConfig:
         self._check("kv_gb", "a positive number of GiB", self.kv_gb > 0 and math.isfinite(self.kv_gb))
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
 
-    def _check(self, name: str, wanted: str, holds: bool) -> None:
-        if not holds:
-            raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
-
     def pages(self, layout: Layout, context: int) -> tuple[int, int, int]:
         """Pages of the pool, pages of the longest sequence, and its tokens, for a model with this context.
 
@@ -59,13 +76,6 @@ class EngineConfig:
         sequence = min(-(-limit // layout.grid), affordable)
         return min(2 * sequence + 2, affordable), sequence, min(limit, sequence * layout.grid)
 
-    @classmethod
-    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds one flag for each field; one that is not given leaves the field's default in force."""
-        group = parser.add_argument_group("engine")
-        for f in dataclasses.fields(cls):
-            group.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **f.metadata)
-
     def flags(self) -> list[str]:
         """The flags that give this config again."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -76,6 +86,44 @@ class EngineConfig:
             for word in ("--" + name.replace("_", "-"), "none" if value is None else str(value))
         ]
 
-    @classmethod
-    def from_flags(cls, args: argparse.Namespace) -> "EngineConfig":
-        return cls(**{f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if hasattr(args, f.name)})
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig(Flags):
+    """What the caches may keep; ValueError names the field that is out of range. Budgets only move where a prefill starts."""
+
+    group = "caches"
+
+    resident_gb: float = field(default=2.5, metadata=_flag(float, "anchors of the resident session, in GiB (default 2.5)", metavar="X"))
+    resident_guest_max: int = field(
+        default=8192,
+        metadata=_flag(
+            int, "longest prompt that leaves the resident session resident, where it is under a quarter of it (default 8192)", metavar="N"
+        ),
+    )
+    resident_stash_gb: float = field(default=1.0, metadata=_flag(float, "rows and anchors of guests, in GiB (default 1)", metavar="X"))
+    resident_pin_gb: float = field(default=4.0, metadata=_flag(float, "heads of sessions that the park cannot hold, in GiB (default 4)", metavar="X"))
+    resident_park_gb: float = field(
+        default=4.0, metadata=_flag(float, "parked sessions, past a head that they share, in GiB (default 4)", metavar="X")
+    )
+
+    cache_budget_gb: float = field(
+        default=2.0, metadata=_flag(float, "the state store, snapshots in host memory of what the pool gave up, in GiB (default 2)", metavar="X")
+    )
+    store_entry_gb: float = field(default=1.0, metadata=_flag(float, "largest snapshot of the state store, in GiB (default 1)", metavar="X"))
+    prefix_chunk: int | None = field(
+        default=None,
+        metadata=_flag(int, "tokens between the lines at which a head may be kept in the store, 0 for none (default: the grid)", metavar="N"),
+    )
+    response_cache_mb: int = field(default=0, metadata=_flag(int, "answers of identical greedy requests, in MiB (default 0, off)", metavar="N"))
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name.endswith("_gb"):
+                self._check(f.name, "a number of GiB, 0 or more", value >= 0 and math.isfinite(value))
+        for name in ("resident_guest_max", "response_cache_mb"):
+            self._check(name, "a whole number, 0 or more", getattr(self, name) >= 0)
+
+    def bytes(self, name: str) -> int:
+        """A budget in bytes."""
+        return int(getattr(self, name) * 2**30)

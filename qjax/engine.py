@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from qjax.config import EngineConfig
+from qjax.caches.lookup import Caches, Request
+from qjax.config import CacheConfig, EngineConfig
 from qjax.forward import Forward
 from qjax.generation import Cancelled, Generation, Progress
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
 from qjax.pages import PagePool
-from qjax.programs import Programs, Shapes, use_compile_cache
+from qjax.programs import MARKS, Programs, Shapes, use_compile_cache
 from qjax.sampling import Sampling
 from qjax.slot import Slot
 from qjax.state import Sequence
@@ -49,8 +51,8 @@ class Prefilled:
 class Engine:
     """Runs one model. Sequences that it returns hold their pages until `release`."""
 
-    def __init__(self, model: Model, config: EngineConfig | None = None):
-        """Compiles every program; ValueError where the page pool cannot hold one page."""
+    def __init__(self, model: Model, config: EngineConfig | None = None, caches: CacheConfig | None = None):
+        """Compiles every program; ValueError where the page pool cannot hold one page. caches: None for an engine that keeps nothing."""
         config = config or EngineConfig()
         use_compile_cache(config.compile_cache)
         self.model, self.layout = model, layout(model.config, config.grid)
@@ -60,6 +62,7 @@ class Engine:
         self.forward = Forward(self.programs, model.params)
         self.compile_seconds = time.perf_counter() - begin
         self.pool = PagePool(self.layout, pages)
+        self.caches = None if caches is None else Caches(self.pool, caches, decode=model.tokenizer.decode)
 
     def empty(self) -> Sequence:
         """The sequence of no tokens."""
@@ -101,18 +104,38 @@ class Engine:
                 raise ValueError(f"the sequence has {have.size} tokens and the prompt {tokens.size}: the prompt's last token must be forwarded")
         return tokens.astype(np.int32)
 
+    def make_room(self, slot: Slot) -> None:
+        """Gives up what the caches keep where the slot's next forward needs a page and none is free."""
+        if self.caches:
+            self.caches.make_room(lambda: self.pool.free > 0 or not slot.needs_page())
+
     def run_prompt(
         self,
         tokens: Tokens[int],
         sequence: Sequence | None = None,
         *,
+        request: Request | None = None,
         progress: Callable[[Progress], None] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Prefilled:
-        """Forwards what `sequence` does not have of the prompt, in a slot that the caller closes. Raises Cancelled between forwards."""
-        tokens = self.check(tokens, sequence)
+        """Forwards what is not there yet of the prompt, in a slot that the caller closes. Raises Cancelled between forwards.
+
+        sequence: a value whose tokens are a proper prefix of the prompt. request: in its place, what the caches found; it is given
+        the anchors on the way, at the lines that it marks, every grid line and the prompt's end.
+        """
         begin = time.perf_counter()
-        slot = self.open(sequence)
+        restored = request.restored if request else None
+        try:
+            if restored is not None and restored.logits is not None:
+                if progress:
+                    progress(Progress(tokens.size, tokens.size, tokens.size, time.perf_counter() - begin))
+                return Prefilled(self.open(restored.sequence), restored.logits, tokens.size, time.perf_counter() - begin)
+            sequence = sequence if restored is None else restored.sequence
+            tokens = self.check(tokens, sequence)
+            slot = self.open(sequence)
+        finally:
+            if restored is not None:
+                self.release(restored.sequence)  # the slot holds what it needs
         try:
             start = slot.length
             logits = None
@@ -126,16 +149,22 @@ class Engine:
                 if cancel and cancel():
                     raise Cancelled(self.hold(slot.freeze()))
                 rest = tokens[slot.length :]
+                self.make_room(slot)
                 if rest.size <= slot.verify_room():
                     logits = slot.step(rest)[-1]
                     slot.accept(rest)
                 else:
                     n, shape = slot.plan(rest.size)
-                    hidden = slot.prefill(rest[:n], shape)
+                    marks = request.marks(slot.length, slot.length + n)[-MARKS:] if request else ()
+                    hidden, caught = slot.prefill(rest[:n], shape, marks)
+                    if request:
+                        request.caught(caught)
                     if n == rest.size:
                         logits = slot.logits(hidden, n - 1)
                     else:
                         hidden.block_until_ready()  # keeps the queue short: a cancel and the progress are then true
+                if request and (kind := "prompt" if logits is not None else request.kind_at(slot.length)):
+                    request.add(kind, slot.freeze(), logits)
                 report()
         except BaseException:
             slot.close()
@@ -161,11 +190,22 @@ class Engine:
         sampling: Sampling | None = None,
         max_tokens: int = 512,
         stop: Tokens[str] = (),
+        tenant: str = "",
+        history: int | None = None,
+        user: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Generation:
-        """An answer to a prompt, token by token as it is iterated; see Generation for what it then holds."""
+        """An answer to a prompt, token by token as it is iterated; see Generation for what it then holds.
+
+        With caches and no sequence it goes on from the best that they hold of this tenant. history, user: tokens of the prompt
+        without the template's beginning of an answer, and those before the last user message, where the caller knows them: later
+        prompts part there.
+        """
         tokens = self.check(tokens, sequence)
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, found {max_tokens}")
-        return Generation(self, tokens, sequence, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)
+        begin = None
+        if self.caches and sequence is None:
+            begin = partial(self.caches.begin, tokens, tenant=tenant, history=history, user=user)
+        return Generation(self, tokens, sequence, begin, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)

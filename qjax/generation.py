@@ -58,8 +58,8 @@ class Generation:
       prompt_tokens, prefill_seconds, first_token_seconds, decode_seconds
     """
 
-    def __init__(self, engine, prompt, sequence, sampling, max_tokens, stop, progress, cancel):
-        self._engine, self._prompt, self._from = engine, prompt, sequence
+    def __init__(self, engine, prompt, sequence, request, sampling, max_tokens, stop, progress, cancel):
+        self._engine, self._prompt, self._from, self._request = engine, prompt, sequence, request
         self._sampling, self._max_tokens = sampling, max_tokens
         self._stop, self._progress, self._cancel = StopStrings(stop), progress, cancel
         self.tokens: list[int] = []
@@ -86,12 +86,19 @@ class Generation:
         engine, tokenizer = self._engine, self._engine.model.tokenizer
         begin = time.perf_counter()
         self.finish = "cancelled"
+        request = self._request() if self._request else None
+        self.start = request.start if request else 0
         try:
-            done = engine.run_prompt(self._prompt, self._from, progress=self._progress, cancel=self._cancel)
+            done = engine.run_prompt(self._prompt, self._from, request=request, progress=self._progress, cancel=self._cancel)
         except Cancelled as cancelled:
             self.sequence = cancelled.sequence
+            self._settle(request)
             return
-        slot, logits, self.start, self.prefill_seconds = done.slot, done.logits, done.start, done.seconds
+        except BaseException:
+            if request:
+                request.fail()
+            raise
+        slot, logits, self.start, self.prefill_seconds = done.slot, done.logits, done.start, time.perf_counter() - begin
         stream = tokenizer.stream()
         try:
             while True:
@@ -110,6 +117,7 @@ class Generation:
                     break
                 if self._cancel and self._cancel():
                     break
+                engine.make_room(slot)
                 logits = slot.step([token])[0]
                 slot.accept([token])
             text, stopped = self._stop.feed(stream.flush())
@@ -122,3 +130,13 @@ class Generation:
             self.decode_seconds = time.perf_counter() - begin - self.prefill_seconds
             self.sequence = engine.hold(slot.freeze())
             slot.close()
+            self._settle(request)
+
+    def _settle(self, request) -> None:
+        """Leaves the state with the caches, and the record with the ledger."""
+        if request is None:
+            return
+        record = request.record
+        record.prefill_seconds, record.first_token_seconds = self.prefill_seconds, self.first_token_seconds
+        record.decode_seconds, record.generated, record.finish = self.decode_seconds, len(self.tokens), self.finish
+        request.finish(self.sequence)

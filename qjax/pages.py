@@ -6,6 +6,8 @@ partly filled page has a fill mark: a sequence that ends at the mark writes on i
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,60 @@ class PagePool:
         of = self.views[view]
         parts = [np.zeros((*of.shape[1:3], 0, of.shape[4]), of.dtype), *(np.asarray(_page(of, np.int32(p))) for p in pages)]
         return np.concatenate(parts, axis=2)[:, :, :length]
+
+    def compile_copies(self) -> None:
+        """Compiles ahead what `copy_out` and `copy_in` run; without it the first of them does."""
+        _copies(self.layout, self.pages)
+
+    def copy_out(self, pages, length: int) -> dict[str, np.ndarray]:
+        """The rows of a sequence in host memory of their own: view -> `[layers, heads, length, dim]`. A page is read at a time."""
+        read, _ = _copies(self.layout, self.pages)
+        rows = {v.name: np.empty((v.layers, v.heads, length, v.dim), held(v.dtype)) for v in self.layout.views}
+        for first, page in zip(range(0, length, self.layout.grid), pages, strict=True):
+            for name, one in read(self.views, np.int32(page)).items():
+                to = rows[name][:, :, first : first + self.layout.grid]
+                to[...] = np.asarray(one)[:, :, : to.shape[2]]
+        return rows
+
+    def copy_in(self, rows: dict[str, np.ndarray], length: int) -> list[int]:
+        """Writes the first `length` of such rows into new pages, held once, with zeros past them.
+
+        PoolFull, and no page held, where they do not fit.
+        """
+        _, write = _copies(self.layout, self.pages)
+        pages, firsts = [], range(0, length, self.layout.grid)
+        try:
+            for _ in firsts:
+                pages.append(self.take())  # all of them before the first is written
+            for first, page in zip(firsts, pages, strict=True):
+                # memory of its own for every page: a CPU device reads it where it lies
+                padded = {v.name: np.zeros(v.page_shape(self.layout.grid), held(v.dtype)) for v in self.layout.views}
+                self.fill[page] = min(self.layout.grid, length - first)
+                for name, to in padded.items():
+                    to[:, :, : self.fill[page]] = rows[name][:, :, first : first + self.fill[page]]
+                self.views = write(self.views, np.int32(page), padded)
+                jax.block_until_ready(self.views)  # one page on its way at a time
+        except BaseException:
+            self.release(pages)
+            raise
+        return pages
+
+
+@functools.cache
+def _copies(layout: Layout, pages: int):
+    """The compiled (read, write) of one page's rows in every view, for all pools of this size."""
+    views, page = ({v.name: jax.ShapeDtypeStruct((*n, *v.page_shape(layout.grid)), held(v.dtype)) for v in layout.views} for n in ((pages,), ()))
+    number = jax.ShapeDtypeStruct((), np.int32)
+    write = jax.jit(_write_page, donate_argnums=0).lower(views, number, page).compile()
+    return jax.jit(_read_page).lower(views, number).compile(), write
+
+
+def _read_page(views, page):
+    return {name: jax.lax.dynamic_index_in_dim(view, page, 0, keepdims=False) for name, view in views.items()}
+
+
+def _write_page(views, page, rows):
+    return {name: jax.lax.dynamic_update_index_in_dim(view, rows[name], page, 0) for name, view in views.items()}
 
 
 @jax.jit

@@ -24,6 +24,8 @@ CHUNKS = (BLOCK, 256)
 """Rows of the prefill forwards below the grid: the tail sizes."""
 STEPS = (2, 4, 8, SLACK)
 """Rows of the forwards within one block: decode is 2 wide (one row takes another, impure and slow path), verify any of them."""
+MARKS = 2
+"""Block lines inside one prefill forward at which it can catch the state."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Shapes:
     def chunks(self) -> tuple[int, ...]:
         """Rows of the prefill forwards, ascending; the last is the grid."""
         return (*(c for c in CHUNKS if c < self.layout.grid), self.layout.grid)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.sequence_pages * self.layout.grid
 
     def aligned(self, rows: int) -> bool:
         """True for the grid's forward, which starts at a page's first row and so needs no block for an unaligned start."""
@@ -71,7 +78,8 @@ class Programs:
     ("gdn chunk", T), ("norm", T), ("head", T)     of a prefill forward
     ("gdn step", T), ("logits", T)                 of a step
     "close"                                        of a GDN layer, at a block line
-    "reopen", "freeze"                             of all GDN layers
+    "reopen", "reopen at line"                     of all GDN layers: a sequence's value to the running state,
+    "sections", "inputs", "caught"                 and back, from a slot or from the marks of a prefill forward
     "copy_page"
     """
 
@@ -101,7 +109,8 @@ class Programs:
         sections, inputs = ({s.name: array(s.shape, held(s.dtype)) for s in some} for some in (layout.sections, layout.open))
         opened, number, table = family.scratch_specs(c), array(()), array((self.shapes.sequence_pages,))
         S = array(sections["gdn.S"].shape[1:], np.float32)
-        running = (S,) * c.gdn_layers, (opened,) * c.gdn_layers
+        scratch, marks = (opened,) * c.gdn_layers, array((MARKS,))
+        caught = array((MARKS, *S.shape), np.float32), array((MARKS, c.conv - 1, c.conv_channels), opened["u"].dtype)
         jobs = {}
         for rows in (*STEPS, *self.shapes.chunks):
             x, angle = array((rows, c.hidden), jnp.dtype(c.dtype)), array((rows, c.rotary_dims // 2), np.float32)
@@ -113,11 +122,14 @@ class Programs:
                 jobs["gdn step", rows] = program(family.gdn_step, c, donate=(1, 3)), arguments
                 jobs["logits", rows] = program(family.logits, c), (top, x)
             else:
-                jobs["gdn chunk", rows] = program(family.gdn_chunk, c, self.shapes.aligned(rows), donate=(1, 3)), arguments
+                jobs["gdn chunk", rows] = program(family.gdn_chunk, c, self.shapes.aligned(rows), donate=(1, 3)), (*arguments, marks)
                 jobs["norm", rows] = program(family.final_norm, c), (top, x)
                 jobs["head", rows] = program(family.head_rows), (top, x, array((2,)))
         jobs["close"] = program(family.close_block, c, donate=2), (whole["gdn"], S, opened)
         jobs["reopen"] = program(family.reopen_block, c), (params, sections, inputs)
-        jobs["freeze"] = program(family.freeze_block, c), (*running, number)
+        jobs["reopen at line"] = program(family.reopen_at_line, c), (sections,)
+        jobs["sections"] = program(family.freeze_sections, c), ((S,) * c.gdn_layers, scratch)
+        jobs["inputs"] = program(family.freeze_inputs, c), (scratch, number)
+        jobs["caught"] = program(family.caught_sections), ((caught,) * c.gdn_layers, number)
         jobs["copy_page"] = program(copy_page, donate=0), (pool, number, number)
         return jobs

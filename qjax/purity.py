@@ -30,12 +30,16 @@ TOKEN, GRID, NONE = "token", "grid", "none"
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. rows: rows whose logits were compared. level: the weakest level that promises 0 differing bits."""
+    """One comparison. rows: rows whose logits were compared. level: the weakest level that promises 0 differing bits.
+
+    hit: for a tier's check, that the state came from it.
+    """
 
     name: str
     rows: int
     differing_bits: int
     level: str
+    hit: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def _forward(engine: Engine, slot: Slot, tokens, cut, draft) -> Iterator[np.ndar
                 piece -= right
             else:
                 n, shape = slot.plan(piece)
-                hidden = slot.prefill(rest[:n], shape)
+                hidden, _ = slot.prefill(rest[:n], shape)
                 for first in range(0, n, HEAD_ROWS):
                     at = np.minimum(first + np.arange(HEAD_ROWS, dtype=np.int32), n - 1)
                     yield np.asarray(head(hidden, at))[: n - first]

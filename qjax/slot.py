@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from qjax.forward import Forward
 from qjax.pages import PagePool
-from qjax.programs import STEPS
+from qjax.programs import MARKS, STEPS
 from qjax.state import BLOCK, Sequence
 
 
@@ -21,26 +23,30 @@ class Slot:
         self._forward, self._pool, self._grid = forward, pool, layout.grid
         self.tokens = [int(t) for t in sequence.tokens]
         self.pages = [int(p) for p in sequence.pages]
-        pool.hold(self.pages)
         self._ahead = 0  # rows of the last step, until they are taken or not
-        self._S, self._opened = forward.reopen(sequence.sections, sequence.open)
+        self._S, self._opened = forward.reopen(sequence)
+        pool.hold(self.pages)
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
     def close(self) -> None:
-        """Releases the pages; the slot is done."""
+        """Releases the pages and the state; the slot is done. A second time is nothing."""
         self._pool.release(self.pages)
-        self.pages = []
+        self.pages, self._ahead = [], 0
+        self._S = self._opened = None
 
     def freeze(self) -> Sequence:
         """The state after `length` tokens as a value. Its pages are held by this slot only: hold them to keep it."""
-        sections, opened = self._forward.freeze(self._S, self._opened, self.length % BLOCK)
+        self._check_open()
+        return self._value(self.length, *self._forward.freeze(self._S, self._opened, self.length % BLOCK))
+
+    def _value(self, length: int, sections: dict, opened: dict) -> Sequence:
         return Sequence(
-            tokens=np.array(self.tokens, np.int32),
-            pages=np.array(self.pages[: -(-self.length // self._grid)], np.int32),  # a page for rows that were not accepted stays out
-            length=np.int32(self.length),
+            tokens=np.array(self.tokens[:length], np.int32),
+            pages=np.array(self.pages[: -(-length // self._grid)], np.int32),  # a page for rows that were not accepted stays out
+            length=np.int32(length),
             sections=sections,
             open=opened,
         )
@@ -59,12 +65,34 @@ class Slot:
         shape = max((s for s in allowed if 4 * rows >= 3 * s), default=allowed[0])
         return min(rows, shape), shape
 
-    def prefill(self, tokens: Tokens[int], shape: int):
-        """One prefill forward of `tokens`, as `plan` cut them. Returns the hidden rows [shape, D]."""
+    def prefill(self, tokens: Tokens[int], shape: int, marks: Tokens[int] = ()) -> tuple[Any, list[Sequence]]:
+        """One prefill forward of `tokens`, as `plan` cut them: (hidden rows [shape, D], the sequence at each mark).
+
+        marks: up to MARKS lengths, ascending, block lines inside these tokens: after their first row and before their end. The
+        sequences are values as of `freeze`, whose pages are held by this slot only. ValueError, and no change, for what does not fit.
+        """
+        self._check_prefill(tokens, shape, marks)
+        blocks = np.full(MARKS, -1, np.int32)
+        blocks[: len(marks)] = [mark // BLOCK - self.length // BLOCK for mark in marks]
         rows = self._rows(tokens, shape)  # may copy a page, which gives the pool new handles
-        hidden, self._pool.views, self._S, self._opened = self._forward.chunk(self._pool.views, self._S, self._opened, *rows)
+        hidden, self._pool.views, self._S, self._opened, caught = self._forward.chunk(self._pool.views, self._S, self._opened, *rows, blocks)
         self._advance(tokens)
-        return hidden
+        return hidden, [self._value(mark, *self._forward.caught(caught, which)) for which, mark in enumerate(marks)]
+
+    def _check_open(self) -> None:
+        if self._S is None:
+            raise RuntimeError(f"the slot of {self.length:,} tokens is closed: its pages may be another's by now")
+
+    def _check_prefill(self, tokens, shape: int, marks) -> None:
+        start, n, shapes = self.length, len(tokens), self._forward.shapes
+        if shape not in shapes.chunks or (shapes.aligned(shape) and start % self._grid):
+            raise ValueError(f"a prefill at {start} has the shape of one of {shapes.chunks}, the last one at a page's first row only: found {shape}")
+        if not 1 <= n <= min(shape, self.room()):
+            raise ValueError(f"a prefill at {start} of shape {shape} takes 1 to {min(shape, self.room())} rows, found {n}")
+        inside = all(mark % BLOCK == 0 and start < mark < start + n for mark in marks)
+        if len(marks) > MARKS or not inside or any(a >= b for a, b in pairwise(marks)):
+            wanted = f"at most {MARKS} marks, ascending multiples of {BLOCK} between the two"
+            raise ValueError(f"a prefill from {start} to {start + n} has {wanted}, found {[int(mark) for mark in marks]}")
 
     def logits(self, hidden, row: int) -> np.ndarray:
         """Logits of one hidden row of a prefill forward: float32 [V]."""
@@ -107,6 +135,10 @@ class Slot:
 
     def _rows(self, tokens, shape: int):
         """The arguments of a forward of `tokens`, with a page of this slot's own to write in."""
+        self._check_open()
+        longest = self._forward.shapes.longest
+        if self.length + len(tokens) > longest:
+            raise ValueError(f"expected at most {longest:,} tokens in a sequence, found {self.length:,} and {len(tokens):,} more")
         self._own_last_page()
         table = np.zeros(self._forward.shapes.sequence_pages, np.int32)
         table[: len(self.pages)] = self.pages
@@ -114,17 +146,23 @@ class Slot:
         padded[: len(tokens)] = tokens
         return table, padded, np.int32(self.length), np.int32(len(tokens))
 
-    def _own_last_page(self) -> None:
-        """A new page at a grid line; a copy where somebody else holds the last page and has written past this length."""
+    def needs_page(self) -> bool:
+        """Whether the next forward takes a page from the pool: at a grid line, and where somebody else has the last page or wrote on in it."""
         row = self.length % self._grid
         if row == 0:
-            if len(self.pages) * self._grid == self.length:
-                self.pages.append(self._pool.take())
+            return len(self.pages) * self._grid == self.length
+        last = self.pages[-1]
+        return self._pool.fill[last] != row and self._pool.holders[last] != 1
+
+    def _own_last_page(self) -> None:
+        """A new page at a grid line; a copy where somebody else holds the last page and has written past this length."""
+        if not self.needs_page():
+            return
+        page, row = self._pool.take(), self.length % self._grid
+        if row == 0:
+            self.pages.append(page)
             return
         last = self.pages[-1]
-        if self._pool.fill[last] == row or self._pool.holders[last] == 1:
-            return
-        page = self._pool.take()
         self._pool.views = self._forward.copy_page(self._pool.views, last, page)
         self._pool.release([last])
         self.pages[-1] = page

@@ -125,7 +125,7 @@ class Sequence:
 
     tokens: int32 [length]. pages: int32 [ceil(length / grid)], numbers in the engine's pool: they own nothing, so a kept
     sequence is held and released through the engine. sections: name -> array as of the last block line. open: name -> array,
-    the inputs of the rows past that line, zero past the length. length: int32 scalar.
+    the inputs of the rows past that line; past the length they may be anything. length: int32 scalar.
     """
 
     tokens: np.ndarray
@@ -143,3 +143,14 @@ class Sequence:
             sections={s.name: jax.device_put(s.zeros()) for s in layout.sections},
             open={s.name: jax.device_put(s.zeros()) for s in layout.open},
         )
+
+    def cut(self, length: int, grid: int) -> Sequence:
+        """The sequence of the first `length` tokens, which nothing needs to be computed for: it ends in the same open block.
+
+        ValueError for any other length (a state cannot be rewound). The pages are the same ones, not held anew.
+        """
+        longest = int(self.length)
+        line = longest // BLOCK * BLOCK
+        if not line <= length <= longest:
+            raise ValueError(f"a sequence of {longest} tokens can be cut to {line} to {longest}, not to {length}")
+        return self.replace(tokens=self.tokens[:length], pages=self.pages[: -(-length // grid)], length=np.int32(length))

@@ -46,6 +46,12 @@ def tiny_engine(compile_cache) -> Engine:
     return Engine(random_model(tiny_config()), EngineConfig(grid=64, context_tokens=448, compile_cache=compile_cache))
 
 
+@pytest.fixture(scope="session")
+def engine_256(compile_cache) -> Engine:
+    """Random weights on a grid of 256, so that block lines lie inside a page: 4 pages a sequence, 10 in the pool."""
+    return Engine(random_model(tiny_config()), EngineConfig(grid=256, context_tokens=1024, compile_cache=compile_cache))
+
+
 @pytest.fixture
 def engine(embedded_engine) -> Iterator[Engine]:
     """The embedded model's engine with a new page pool, of which the test leaves no page held."""

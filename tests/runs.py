@@ -32,7 +32,7 @@ def prefill(slot: Slot, tokens) -> np.ndarray:
     done = 0
     while done < len(tokens):
         n, shape = slot.plan(len(tokens) - done)
-        hidden = slot.prefill(tokens[done : done + n], shape)
+        hidden, _ = slot.prefill(tokens[done : done + n], shape)
         done += n
     return slot.logits(hidden, n - 1)
 

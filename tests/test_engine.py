@@ -138,6 +138,16 @@ def test_nothing_of_a_broken_run_reaches_a_fresh_one(engine):
     slot.close()
 
 
+@pytest.mark.parametrize("length", [1, 2, 17, 63, 64, 65, 100, 129])
+def test_nan_in_free_pages_is_read_by_nobody(small, length):
+    """A5: not by padding rows either, from which it would spread to real ones in sums over rows."""
+    expected = cold(small, prompt(length))
+    small.pool.views = {name: jnp.full_like(view, 0x7FC1) for name, view in small.pool.views.items()}
+    found, logits = run(small, prompt(length))
+    assert np.isfinite(logits).all()
+    assert_bits_equal(found, expected)
+
+
 @pytest.mark.parametrize("after", range(5))
 def test_a_cancelled_prefill_goes_on_where_it_ended(engine, after):
     """A4: at every forward of 517 tokens (four chunks and a tail), the retry reads only the rest and equals a cold run."""

@@ -15,11 +15,13 @@ from tests.models import tiny_config
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
 
-chunk = partial(jax.jit, static_argnums=(6, 7))(gdn.chunk)
+chunk = partial(jax.jit, static_argnums=(7, 8))(gdn.chunk)
 step = partial(jax.jit, static_argnums=6)(gdn.step)
 close = partial(jax.jit, static_argnums=0)(qwen3_5.close_block)
 reopen = partial(jax.jit, static_argnums=0)(qwen3_5.reopen_block)
-freeze = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_block)
+reopen_at_line = partial(jax.jit, static_argnums=0)(qwen3_5.reopen_at_line)
+freeze_sections = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_sections)
+freeze_inputs = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_inputs)
 
 INPUTS = ("u", "b", "a")  # of the open block's scratch; the rest is derived from them
 HEADS = [(2, 2, 64, 32), (1, 3, 32, 64), (2, 6, 32, 128)]  # key heads, value heads, key dim, value dim
@@ -52,14 +54,14 @@ class Layer:
             self.opened[name] = jnp.asarray(a.view(held(dtype)))
         self.length = 0
 
-    def chunk(self, x, shape, aligned=False):
-        """A prefill forward of x: [n, D], its padding large numbers. Returns [n, D]."""
+    def chunk(self, x, shape, aligned=False, marks=(-1, -1)):
+        """A prefill forward of x: [n, D], its padding large numbers. Returns [n, D]; `caught` is then what it caught at the marks."""
         n, c = len(x), self.c
         one = {name: self.opened[name] for name in INPUTS}
         one["u"] = jax.lax.bitcast_convert_type(one["u"], self.dtype)
         padded = np.pad(x, ((0, shape - n), (0, 0)), constant_values=9)
         off = np.int32(0 if aligned else self.length % BLOCK)
-        out, self.S, after = chunk(self.w, padded, self.S, one, off, np.int32(n), c, aligned)
+        out, self.S, after, self.caught = chunk(self.w, padded, self.S, one, off, np.int32(n), np.array(marks, np.int32), c, aligned)
         self.opened = after | {"u": jax.lax.bitcast_convert_type(after["u"], self.opened["u"].dtype)}
         self.length += n
         return np.asarray(out)[:n]
@@ -78,7 +80,7 @@ class Layer:
 
     def sequence(self):
         """The sections and open inputs that a sequence of this one layer keeps."""
-        return freeze(self.c, (self.S,), (self.opened,), np.int32(self.length % BLOCK))
+        return freeze_sections(self.c, (self.S,), (self.opened,)), freeze_inputs(self.c, (self.opened,), np.int32(self.length % BLOCK))
 
     def frozen(self):
         sections, inputs = self.sequence()
@@ -91,10 +93,11 @@ class Layer:
         real = {name: np.asarray(a)[:, :off] for name, a in by_rows.items() if name != "u"}
         return real | {"u": np.asarray(self.opened["u"])[: tail + off]}
 
-    def reopened(self):
-        """The same layer, its scratch made again from what a sequence keeps."""
+    def reopened(self, at_line=False):
+        """The same layer, its scratch made again from what a sequence keeps, or from what one keeps that ends on a block line."""
         other = Layer(self.c)
-        (other.S,), (other.opened,) = reopen(self.c, self.params, *self.sequence())
+        sections, inputs = self.sequence()
+        (other.S,), (other.opened,) = reopen_at_line(self.c, sections) if at_line else reopen(self.c, self.params, sections, inputs)
         other.length = self.length
         return other
 
@@ -232,6 +235,56 @@ def test_an_open_block_comes_back_from_its_inputs(heads):
             assert len(again.derived()["k"][0]) == n % BLOCK
             assert_bits_equal(again.step(x[n : n + 8][: BLOCK - n % BLOCK]), run.step(x[n : n + 8][: BLOCK - n % BLOCK]))
             assert_bits_equal(again.frozen(), run.frozen())
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=ids)
+def test_at_a_line_the_sections_are_enough(heads):
+    """Without the open inputs, the rows after a line are those of the general way, by steps to the next line and by a chunk over it."""
+    c = config(heads)
+    x = rows(300, c)
+    for n in (0, 64, 128):
+        run = Layer(c, stale=2.0)
+        for i in range(0, n, 64):
+            run.chunk(x[i : i + 64], 64)
+        by_step, by_chunk, expected = run.reopened(at_line=True), run.reopened(at_line=True), run.reopened()
+        for i in range(n, n + 72, 8):
+            assert_bits_equal(by_step.step(x[i : i + 8]), expected.step(x[i : i + 8]))
+            assert_bits_equal(by_step.derived(), expected.derived())
+        by_chunk.chunk(x[n : n + 72], 128)
+        assert_bits_equal(by_chunk.frozen(), expected.frozen())
+        assert_bits_equal(by_step.frozen(), expected.frozen())
+    off = Layer(c)
+    off.step(x[:8])
+    with pytest.raises(AssertionError, match="elements differ"):  # control: off a line they are not
+        assert_bits_equal(off.reopened(at_line=True).step(x[8:16]), off.step(x[8:16]))
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=ids)
+@pytest.mark.parametrize(
+    ("start", "n", "shape", "aligned", "marks"), [(0, 256, 256, True, (1, 3)), (36, 250, 256, False, (4, 1)), (63, 2, 64, False, (-1, 1))]
+)
+def test_a_chunk_catches_what_a_run_to_that_line_keeps(heads, start, n, shape, aligned, marks):
+    """At the first and last lines inside it, in any order; neither its rows nor its end depend on what is caught."""
+    c = config(heads)
+    x = rows(300, c)
+    run, plain = Layer(c), Layer(c, stale=3.0)
+    for one in (run, plain):
+        if start:
+            one.chunk(x[:start], 64)
+    assert_bits_equal(run.chunk(x[start : start + n], shape, aligned, marks), plain.chunk(x[start : start + n], shape, aligned))
+    assert_bits_equal(run.frozen(), plain.frozen())
+    S, tails = (np.asarray(a) for a in run.caught)
+    ended = {}
+    for which, mark in enumerate(marks):
+        if mark >= 0:
+            line = Layer(c)
+            for i in range(0, mark * BLOCK, BLOCK):
+                line.chunk(x[i : i + BLOCK], 64)
+            ended[which] = line.frozen()
+            assert_bits_equal({"gdn.S": S[which], "gdn.conv": tails[which].T.view(np.uint16)}, {k: ended[which][k][0] for k in ("gdn.S", "gdn.conv")})
+    if len(ended) == 2:  # control: the two states differ
+        with pytest.raises(AssertionError, match="elements differ"):
+            assert_bits_equal(S[0], ended[1]["gdn.S"][0])
 
 
 def test_frozen_inputs_are_zero_past_the_length():

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import re
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ from tests.runs import decode, prefill
 
 STEPS = {(kind, rows) for kind in ("embed", "attention", "gdn step", "logits") for rows in (2, 4, 8, 16)}
 CHUNKS = ("embed", "attention", "gdn chunk", "norm", "head")
-OTHERS = {"close", "reopen", "freeze", "copy_page"}
+OTHERS = {"close", "reopen", "reopen at line", "sections", "inputs", "caught", "copy_page"}
 
 
 def test_the_set_is_the_listed_one(embedded_engine, tiny_engine):
@@ -72,6 +74,7 @@ def test_serving_compiles_nothing(engine):
         decode(other, [2])
         assert other.pages != pages  # a page was copied
         kept.append(engine.hold(slot.freeze()))
+        other.prefill(prompt(60), 64, [576])  # from 518 to 578: it catches the state inside
         other.close()
         slot.close()
         run = engine.generate(prompt(600), kept[0], sampling=Sampling(temperature=1.0), max_tokens=20)
@@ -81,7 +84,7 @@ def test_serving_compiles_nothing(engine):
     assert found.count == 0
 
 
-def test_nothing_else_is_called_while_serving(small):
+def test_nothing_else_is_called_while_serving(engine):
     """What runs is the listed set; every program of it is used."""
     used = set()
 
@@ -90,21 +93,22 @@ def test_nothing_else_is_called_while_serving(small):
             used.add(key)
             return super().__getitem__(key)
 
-    watched, compiled = Watched(small.programs.compiled), small.programs.compiled
-    small.programs.compiled = watched
+    watched, compiled = Watched(engine.programs.compiled), engine.programs.compiled
+    engine.programs.compiled = watched
     try:
-        sequence, _ = small.prefill(prompt(64 + 40))
-        one, two = small.open(sequence), small.open(sequence)
+        engine.release(engine.prefill(prompt(128))[0])
+        sequence, _ = engine.prefill(prompt(128 + 40))
+        one, two = engine.open(sequence), engine.open(sequence)
         for rows in (2, 4, 8, 16):
             one.step([1] * rows)
             one.accept([])
         decode(one, [1] * 24)
-        prefill(two, [1, 2, 3])
+        two.prefill(prompt(40), 64, [192])
         one.close()
         two.close()
-        small.release(sequence)
+        engine.release(sequence)
     finally:
-        small.programs.compiled = compiled
+        engine.programs.compiled = compiled
     assert used == set(compiled)
 
 
@@ -194,6 +198,31 @@ def test_what_is_donated_is_written_in_place(large):
         rows = 0 if isinstance(key, str) else 2 * key[1] * LARGE.hidden
         wanted = {"attention": pool + rows, "gdn step": scratch + rows, "gdn chunk": inputs + rows, "close": scratch, "copy_page": pool}.get(kind, 0)
         assert program.memory_analysis().alias_size_in_bytes == wanted, key
+
+
+def copies_of_a_state(compiled) -> int:
+    """Copies of one layer's S in a program's loops; what is not in the text's last part, the entry, is in a loop or in a fusion."""
+    shape = re.escape(f"f32[{LARGE.value_heads},{LARGE.key_dim},{LARGE.value_dim}]")
+    loops, _ = compiled.as_text().split("\nENTRY ")
+    return len(re.findall(rf" = {shape}\S* copy\(", loops))
+
+
+def test_a_block_without_a_mark_copies_no_state(large):
+    """Control: what is caught before S moves on is copied at every block, marked or not."""
+
+    def states(S, marked, before):
+        def block(carry, mark):
+            S, caught = carry
+            new = S * 0.5 + jnp.sin(S)
+            return (new, jax.lax.cond(mark, lambda: S if before else new, lambda: caught)), None
+
+        return jax.lax.scan(block, (S, S), marked)[0]
+
+    S = jax.ShapeDtypeStruct((LARGE.value_heads, LARGE.key_dim, LARGE.value_dim), np.float32)
+    marked = jax.ShapeDtypeStruct((8,), np.bool_)
+    late, early = (copies_of_a_state(jax.jit(partial(states, before=before)).lower(S, marked).compile()) for before in (False, True))
+    assert early > late
+    assert copies_of_a_state(large.compiled["gdn chunk", 64]) == 0
 
 
 def test_the_plain_baseline_is_not_slowed_down_by_copies(large):

@@ -90,7 +90,7 @@ def state(own, sequence, params):
 def whole(own, case, length, params):
     """One forward of the whole prompt, with the logits of the golden rows."""
     slot = Slot(Forward(own.programs, params), own.pool, own.empty())
-    hidden = slot.prefill(case.tokens(length), own.layout.grid)
+    hidden, _ = slot.prefill(case.tokens(length), own.layout.grid)
     found = {"logits": np.stack([slot.logits(hidden, int(row)) for row in case.rows(length)])} | state(own, slot.freeze(), params)
     slot.close()
     return found

@@ -1,12 +1,16 @@
-"""`qjax bench engine`: how fast the engine is on this machine, and how near to what the machine can do."""
+"""`qjax bench engine`: how fast the engine is on this machine, and how near to what the machine can do. `qjax bench resume`: what a
+resume saves.
+"""
 
+import dataclasses
 import json
 
 from rich.console import Console
 from rich.table import Table
 
+from qjax.bench import resume
 from qjax.bench.engine import measure
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 
@@ -14,12 +18,19 @@ from qjax.model.source import load
 def run(args) -> int:
     config = EngineConfig.from_flags(args)
     with Console(stderr=True).status("loading and compiling") as status:
-        engine = Engine(load(args.model), config)
-        found = measure(engine, args.tokens, args.rounds, progress=status.update)
+        if args.what == "engine":
+            engine = Engine(load(args.model), config)
+            found = measure(engine, args.tokens, args.rounds, progress=status.update)
+        else:
+            model = load(args.model)
+            room = resume.sized(model, config, args.tokens, args.rounds)
+            config = dataclasses.replace(room, **{name: getattr(config, name) for name in ("kv_gb", "context_tokens") if hasattr(args, name)})
+            engine = Engine(model, config, CacheConfig.from_flags(args))
+            found = resume.measure(engine, args.tokens, args.rounds, progress=status.update)
     if args.json:
         print(json.dumps(found))
     else:
-        show(found, Console())
+        (show if args.what == "engine" else show_resume)(found, Console())
     return 0
 
 
@@ -43,3 +54,20 @@ def show(found: dict, console: Console) -> None:
         f"{purity['engine_ms']:.2f} ms a token, without it {plain} ms (forward's width)",
         highlight=False,
     )
+
+
+def show_resume(found: dict, console: Console) -> None:
+    """A table a length: tokens that are new and that are read again, cold over warm, and warm over the bare forward."""
+    for run in found["runs"]:
+        table = Table(title=f"{found['model']}, {run['tokens']:,} tokens, {found['rounds']} rounds")
+        for name in ("", "source"):
+            table.add_column(name, no_wrap=True)
+        for name in ("new", "again", "first token", "ratio", "forward"):
+            table.add_column(name, justify="right")
+        table.add_row("cold", "cold", f"{run['tokens']:,}", "", f"{run['cold_s']:,.2f} s", "", "")
+        for case in run["cases"]:
+            over = "" if case["over_forward"] is None else f"{case['over_forward']:.3f}"
+            counts = f"{case['new_tokens']}", f"{case['read_again']}"
+            table.add_row(case["name"], case["source"], *counts, f"{1e3 * case['warm_s']:,.1f} ms", f"{case['ratio']:,.0f}", over)
+        console.print(table)
+        console.print(f"a cold prefill with the caches takes {run['caching_cost']:.3f} times as long as without them", highlight=False)

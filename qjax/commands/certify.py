@@ -17,6 +17,7 @@ from qjax.engine import Engine
 from qjax.model.source import load
 from qjax.purity import GRID, NONE, Certificate, Check, certify, compare, process_outcome
 from qjax.state import BLOCK
+from qjax.warmth import certify_tiers
 
 PROCESSES = {
     "another process": [],
@@ -40,7 +41,9 @@ def run(args) -> int:
             np.savez(args.dump, **process_outcome(engine))
             return 0
         found = certify(engine, args.rows, progress=status.update)
-        found = dataclasses.replace(found, checks=found.checks + _processes(engine, args.model, config, status.update))
+        tiers, controls = certify_tiers(engine, progress=status.update)
+        checks = (*found.checks, *tiers, *_processes(engine, args.model, config, status.update))
+        found = dataclasses.replace(found, checks=checks, controls=found.controls | controls)
     if args.json:
         print(json.dumps(as_json(found)))
     else:
@@ -65,7 +68,7 @@ def _processes(engine: Engine, model: str, config: EngineConfig, progress) -> tu
 
 
 def as_json(found: Certificate) -> dict:
-    checks = [{"name": c.name, "rows": c.rows, "differing_bits": c.differing_bits} for c in found.checks]
+    checks = [{"name": c.name, "rows": c.rows, "differing_bits": c.differing_bits} | ({} if c.hit is None else {"hit": c.hit}) for c in found.checks]
     return {"level": found.level, "checks": checks, "controls": found.controls, "control_failed": found.control_failed}
 
 

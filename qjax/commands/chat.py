@@ -10,7 +10,7 @@ from rich.console import Console
 from qjax.cli import sampling_flags
 from qjax.commands.console import Answer, Interrupt, Reading, say, start
 from qjax.commands.conversation import Conversation, Turn
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
 from qjax.sampling import Sampling
 
 HELP = """/new    begin again
@@ -20,17 +20,17 @@ HELP = """/new    begin again
 
 
 def run(args: argparse.Namespace) -> int:
-    flags, config = sampling_flags(args), EngineConfig.from_flags(args)
+    flags, config, caches = sampling_flags(args), EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     Sampling(**flags)  # a wrong flag is told before anything is loaded
     console = Console(highlight=False)
-    engine = start(args.model, config, console)
+    engine = start(args.model, config, console, caches)
     sampling = Sampling(**engine.model.generation | flags)
     conversation = Conversation(engine, system=args.system, thinking=args.thinking, sampling=sampling, max_tokens=args.max_tokens)
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # gives `input` its line editing and history; not on every platform
             importlib.import_module("readline")
     say(console, "/help lists the commands, Ctrl-D leaves", "dim")
-    with contextlib.closing(conversation), Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         while (line := ask(console, interrupt)) is not None:
             if line.startswith("/") and " " not in line:
                 if line == "/quit":

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from qjax import generation
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 
@@ -23,12 +23,12 @@ def say(console: Console, text: str, style: str = "", end: str = "\n") -> None:
     console.print(Text(text, style=style), end=end, soft_wrap=True)
 
 
-def start(spec: str, config: EngineConfig, console: Console) -> Engine:
-    """Loads a model and compiles its programs; two dim lines say how long that took."""
+def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig | None = None) -> Engine:
+    """Loads a model and compiles its programs; two dim lines say how long that took. caches: None for an engine that keeps nothing."""
     model = load(spec)
     say(console, f"{model.name}: loaded in {model.load_seconds:.1f} s", "dim")
     say(console, "compiling (up to a minute the first time) ... ", "dim", end="")
-    engine = Engine(model, config)
+    engine = Engine(model, config, caches)
     kept = f", kept in {_short(config.compile_cache)}" if config.compile_cache else ""
     say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
     return engine

@@ -1,4 +1,4 @@
-"""A conversation whose turns go on from the state of earlier ones."""
+"""A conversation over an engine's caches: its turns read only what is new."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qjax.caches.keys import common
 from qjax.engine import Engine
-from qjax.generation import Cancelled, Generation, Progress
+from qjax.generation import Generation, Progress
 from qjax.sampling import Sampling
-from qjax.state import Sequence
 
 OPEN, CLOSE = "<think>", "</think>"
-KEPT = 8
-"""Sequences that are kept: of the last four turns, the prompt without the generation prompt (a prefix of whatever a template makes of
-the answer afterwards) and the end of the answer."""
+PROBE = {"role": "user", "content": "?"}
 
 
 class Piece(NamedTuple):
@@ -56,9 +54,9 @@ class Thinking:
 
 
 class Conversation:
-    """Messages, and the sequences that their turns left. Closing it gives the sequences up.
+    """Messages. What their turns computed is kept by the engine's caches, which every conversation shares.
 
-    messages: as the template takes them. kept: held sequences, the oldest first. end: the tokens that the last turn ended with, if any.
+    messages: as the template takes them. end: the tokens that the last turn ended with, if any.
     """
 
     def __init__(
@@ -71,41 +69,51 @@ class Conversation:
         sampling: Sampling | None = None,
         max_tokens: int = 512,
     ):
-        """ValueError for a model without a chat template."""
+        """engine: one with caches. ValueError for a model without a chat template."""
         if engine.model.template is None:
             raise ValueError(f"{engine.model.name} has no chat template; `qjax generate` continues plain text")
         self.engine, self.tools, self.thinking, self.sampling, self.max_tokens = engine, tools, thinking, sampling, max_tokens
         self._system = [] if system is None else [{"role": "system", "content": system}]
-        self.messages, self.kept, self.end = list(self._system), [], None
-        self._opening = self._find_opening()
-
-    def _find_opening(self) -> np.ndarray:
-        """The tokens with which the template begins an answer, int32 [n]; none where it cannot be asked."""
+        self.messages, self.end = list(self._system), None
         try:
-            asking, bare = (self.render([{"role": "user", "content": "?"}], ask) for ask in (True, False))
-        except ValueError:
-            return np.zeros(0, np.int32)
-        return asking[common(asking, bare) :]
+            # a message alone, and the tokens with which the template begins an answer: both int32 [n]
+            asking, self._probe = (self.render([PROBE], ask) for ask in (True, False))
+            self._opening = asking[common(asking, self._probe) :]
+        except ValueError:  # a template that wants more than a user's message
+            self._opening = self._probe = None
 
-    def boundary(self, prompt: np.ndarray) -> int:
-        """Tokens of a prompt before the beginning of the answer, at most all but the last.
+    def history(self, prompt: np.ndarray) -> int | None:
+        """Tokens of a prompt before the beginning of the answer, a prefix of whatever the template makes of the answer later.
 
-        A prefix of whatever the template makes of the answer later. Found at the prompt's end: a second rendering without the
-        generation prompt, which would say the same, takes 25 ms at 16,384 tokens, more than reading a short question.
+        Found at the prompt's end: a second rendering without the generation prompt, which would say the same, takes 25 ms at
+        16,384 tokens, more than reading a short question. None where it cannot be told.
         """
-        n = self._opening.size
-        return prompt.size - (n if n and np.array_equal(prompt[-n:], self._opening) else 1)
+        if self._opening is None or not self._opening.size:
+            return None
+        before = prompt.size - self._opening.size
+        return before if np.array_equal(prompt[before:], self._opening) else None
 
-    def close(self) -> None:
-        self._release(0)
+    def user(self, messages: list[dict], prompt: np.ndarray) -> int | None:
+        """Tokens of a prompt before its last user message: a question taken back or asked otherwise parts there.
+
+        From a rendering of that message on, for the same reason. None where it is not the prompt's end.
+        """
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None or self._probe is None:
+            return None
+        try:
+            tail = self.render([PROBE, *messages[last:]])[self._probe.size :]
+        except ValueError:
+            return None
+        before = prompt.size - tail.size
+        return before if before > 0 and np.array_equal(prompt[before:], tail) else None
 
     def clear(self) -> None:
         """Begins again, with the same system message."""
-        self.close()
         self.messages, self.end = list(self._system), None
 
     def back(self) -> bool:
-        """Takes back the last user message and all after it; False where there is none. Its state stays until newer ones replace it."""
+        """Takes back the last user message and all after it; False where there is none."""
         users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if users:
             del self.messages[users[-1] :]
@@ -117,38 +125,21 @@ class Conversation:
         ids = self.engine.model.template.render(messages, self.tools, add_generation_prompt=ask, enable_thinking=self.thinking)
         return np.array(ids, np.int32)
 
-    def best(self, prompt: np.ndarray) -> Sequence | None:
-        """The longest kept sequence that is a proper prefix of a prompt; it stays the conversation's."""
-        fit = [s for s in self.kept if s.tokens.size < prompt.size and common(s.tokens, prompt) == s.tokens.size]
-        return max(fit, key=lambda s: s.tokens.size, default=None)
-
     def say(self, new: str | list[dict], *, progress: Callable[[Progress], None] | None = None, cancel: Callable[[], bool] | None = None) -> "Turn":
         """The answer to new messages (a text is a user's): iterate it. ValueError, and nothing has happened, for a prompt that does not fit."""
         begin = time.perf_counter()
         messages = [*self.messages, *([{"role": "user", "content": new}] if isinstance(new, str) else new)]
         prompt = self.engine.check(self.render(messages))
-        return Turn(self, begin, messages, prompt, progress, cancel)
-
-    def keep(self, sequence: Sequence) -> None:
-        """Takes over the caller's hold; the oldest above KEPT is released."""
-        self.kept.append(sequence)
-        self._release(KEPT)
-
-    def make_room(self, prompt: np.ndarray, best: Sequence | None) -> None:
-        """Releases kept sequences, the oldest first, until the pool has the pages of a whole turn."""
-        engine, grid = self.engine, self.engine.layout.grid
-        longest = min(prompt.size + self.max_tokens, engine.limit)
-        # one more where the last page of `best` has to be copied
-        wanted = -(-longest // grid) - (0 if best is None else best.tokens.size // grid) + 1
-        for sequence in [s for s in self.kept if s is not best]:
-            if engine.pool.free >= wanted:
-                break
-            self.kept = [s for s in self.kept if s is not sequence]
-            engine.release(sequence)
-
-    def _release(self, left: int) -> None:
-        while len(self.kept) > left:
-            self.engine.release(self.kept.pop(0))
+        generation = self.engine.generate(
+            prompt,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            history=self.history(prompt),
+            user=self.user(messages, prompt),
+            progress=progress,
+            cancel=cancel,
+        )
+        return Turn(self, begin, messages, prompt, generation)
 
 
 class Turn:
@@ -156,7 +147,8 @@ class Turn:
 
     Afterwards the messages and the answer are in the conversation (not where it was cancelled before its first token), and
       prompt                 its token ids, int32 [n]
-      start                  how many of them were not read again
+      source, start          where the state came from that it went on from, as in the ledger, and how many tokens it had
+      read_again             tokens that were read again although something kept agreed with them
       rewritten              the first token at which the template no longer wrote what the last turn had left, None where it did
       tokens, finish         what was generated, and "stop", "length" or "cancelled"
       reasoning, content     its text
@@ -164,9 +156,9 @@ class Turn:
       decode_seconds         from there to the end
     """
 
-    def __init__(self, conversation: Conversation, begin: float, messages: list[dict], prompt: np.ndarray, progress, cancel):
-        self._conversation, self._clock, self._messages, self._progress, self._cancel = conversation, begin, messages, progress, cancel
-        self.prompt, self.start, self.rewritten = prompt, 0, None
+    def __init__(self, conversation: Conversation, begin: float, messages: list[dict], prompt: np.ndarray, generation: Generation):
+        self._conversation, self._clock, self._messages, self._generation = conversation, begin, messages, generation
+        self.prompt, self.source, self.start, self.read_again, self.rewritten = prompt, "cold", 0, 0, None
         self.tokens, self.finish, self.reasoning, self.content = [], "cancelled", "", ""
         self.first_token_seconds = self.decode_seconds = 0.0
         self._steps = self._run()
@@ -184,23 +176,19 @@ class Turn:
         self._steps.close()
 
     def _run(self) -> Iterator[Piece]:
-        thinking, generation = Thinking(self._opened()), None
+        thinking, generation, engine = Thinking(self._opened()), self._generation, self._conversation.engine
+        before = time.perf_counter() - self._clock
         try:
-            generation = self._begin()
-            before = time.perf_counter() - self._clock
             for token in generation:
                 yield self._add(thinking.feed(token.text))
             yield self._add(thinking.flush())
-        except Cancelled as cancelled:
-            self._conversation.keep(cancelled.sequence)
         except GeneratorExit:
             pass
         finally:
-            if generation is not None:
-                generation.close()
-                if generation.sequence is not None:
-                    self._conversation.keep(generation.sequence)
-        if generation is not None and generation.finish is not None:
+            generation.close()
+            if generation.sequence is not None:
+                engine.release(generation.sequence)
+        if generation.finish is not None:
             self._add(thinking.flush())
             self.first_token_seconds = before + generation.first_token_seconds
             self.decode_seconds = time.perf_counter() - self._clock - self.first_token_seconds
@@ -209,28 +197,18 @@ class Turn:
     def _opened(self) -> bool:
         return self._conversation.engine.model.tokenizer.decode(self.prompt[-8:]).rstrip().endswith(OPEN)
 
-    def _begin(self) -> Generation:
-        """Reads up to the history boundary, keeps that state, and goes on from there."""
-        conversation, engine, prompt = self._conversation, self._conversation.engine, self.prompt
-        best = conversation.best(prompt)
-        self.start = 0 if best is None else best.tokens.size
-        if conversation.end is not None:
-            same = common(conversation.end, prompt)
-            self.rewritten = same if same < conversation.end.size else None
-        conversation.make_room(prompt, best)
-        boundary = conversation.boundary(prompt)
-        if boundary > self.start:
-            best, _ = engine.prefill(prompt[:boundary], best, progress=self._progress, cancel=self._cancel)
-            conversation.keep(best)
-        settings = {"sampling": conversation.sampling, "max_tokens": conversation.max_tokens}
-        return engine.generate(prompt, best, **settings, progress=self._progress, cancel=self._cancel)
-
     def _add(self, piece: Piece) -> Piece:
         self.reasoning += piece.reasoning
         self.content += piece.content
         return piece
 
     def _settle(self, generation: Generation) -> None:
+        conversation = self._conversation
+        record = conversation.engine.caches.ledger.records[-1]
+        self.source, self.start, self.read_again = record.source, record.start, record.read_again
+        if conversation.end is not None:
+            same = common(conversation.end, self.prompt)
+            self.rewritten = same if same < conversation.end.size else None
         self.tokens, self.finish = generation.tokens, generation.finish
         if self.finish == "cancelled" and not self.tokens:
             return
@@ -238,11 +216,4 @@ class Turn:
         answer = {"role": "assistant", "content": self.content.lstrip("\n")}
         if self.reasoning:
             answer["reasoning_content"] = self.reasoning.strip("\n")
-        self._conversation.messages, self._conversation.end = [*self._messages, answer], generation.sequence.tokens
-
-
-def common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common beginning of two token arrays."""
-    n = min(a.size, b.size)
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if differ.size else n
+        conversation.messages, conversation.end = [*self._messages, answer], generation.sequence.tokens

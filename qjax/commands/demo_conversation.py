@@ -1,4 +1,4 @@
-"""The demo's conversation: a coding agent that reads files and logs. Facts are told early and asked for late.
+"""The demo's conversations: a coding agent that reads files and logs. Facts are told early and asked for late.
 
 The phrasings are those that the embedded model was trained on. Everything is a function of SEED and the length.
 """
@@ -14,12 +14,17 @@ TOLD = "The {name} is {value}."
 NOTED = "Noted: the {name} is {value}."
 ASKED = "What is the {name}?"
 ANSWERED = "The {name} is {value}."
-COLD = FACTS[1]
-"""Asked for at the end of the long prompt."""
+FIRST = FACTS[1]
+"""Asked for at the end of the first prompt."""
 READ = ("notes/plan.txt", ("staging port", "5821"), (("staging port", "5821"), ("mail login", "30774")))
-"""The second turn: a file, the value that is wanted of it, and all values that stand in it."""
-LAST = FACTS[0]
-"""Asked for in the third turn; told in the first message."""
+"""The next turn: a file, the value that is wanted of it, and all values that stand in it."""
+GUEST = ("door code", "2290")
+OTHER = (("test server", "violet"), ("license number", "66125"))
+"""The facts of the second session, of which the first is asked for."""
+BACK = FACTS[0]
+"""Asked for when the first session comes back; told in its first message."""
+MORE, EDITED = ("mail server", "8306"), ("mail server", "1759")
+"""Told in the middle of the long turn, and what the edit makes of it."""
 
 FOLDERS = "src tests docs notes data tools build core web config".split()
 FILES = "main util reader writer parser model table index cache queue server client report plan".split()
@@ -67,12 +72,15 @@ def answered(fact: tuple[str, str]) -> str:
     return ANSWERED.format(name=fact[0], value=fact[1])
 
 
-def history(count: Callable[[list[dict]], int], tokens: int) -> list[dict]:
+def told(facts: tuple[tuple[str, str], ...]) -> list[dict]:
+    """Messages that tell facts, each noted."""
+    return [m for name, value in facts for m in (user(TOLD.format(name=name, value=value)), agent(NOTED.format(name=name, value=value)))]
+
+
+def history(count: Callable[[list[dict]], int], tokens: int, facts=FACTS, seed: int = SEED) -> list[dict]:
     """The messages before the first question: the facts, then as many steps of work as make `count` of the messages reach `tokens`."""
-    rng = random.Random(SEED)
-    messages = []
-    for name, value in FACTS:
-        messages += [user(TOLD.format(name=name, value=value)), agent(NOTED.format(name=name, value=value))]
+    rng = random.Random(seed)
+    messages = told(facts)
     while count(messages) < tokens:
         messages += _work(rng)
     return messages
@@ -81,8 +89,26 @@ def history(count: Callable[[list[dict]], int], tokens: int) -> list[dict]:
 def second_turn() -> list[dict]:
     """A request, the tool call that it leads to, and the file that the tool gives."""
     path, (name, _), values = READ
-    rng = random.Random(f"{SEED}/second")
-    text = "\n".join(f"{name} = {value}" for name, value in values) + "\n" + _prose(rng, 600)
+    text = "\n".join(f"{name} = {value}" for name, value in values) + "\n" + _prose(random.Random(f"{SEED}/second"), 600)
+    return _fetch(path, name, text)
+
+
+def more_work(count: Callable[[list[dict]], int], tokens: int, fact: tuple[str, str]) -> list[dict]:
+    """Steps of work that make `count` of the messages reach `tokens`, a fact told in their middle, and the question for it.
+
+    At least half of the tokens are before the fact.
+    """
+    rng = random.Random(f"{SEED}/more")
+    messages = _work(rng)
+    while count(messages) < tokens // 2:
+        messages += _work(rng)
+    messages += told((fact,))
+    while count(messages) < tokens:
+        messages += _work(rng)
+    return [*messages, asked(fact)]
+
+
+def _fetch(path: str, name: str, text: str) -> list[dict]:
     return [user(f"Read {path} and tell me the {name}."), *call("read_file", "path", path, text)]
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from qjax.cli import sampling_flags
 from qjax.commands.console import Interrupt, Reading, say, start
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
 from qjax.generation import Generation
 from qjax.sampling import Sampling
 from qjax.text import StopStrings
@@ -19,11 +19,11 @@ ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end o
 
 def run(args: argparse.Namespace) -> int:
     """The text goes to standard output as it comes, all else to standard error; with --json one object and nothing else."""
-    flags, config = sampling_flags(args), EngineConfig.from_flags(args)
+    flags, config, caches = sampling_flags(args), EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     Sampling(**flags), StopStrings(args.stop)  # a wrong flag is told before anything is loaded
     notes = Console(stderr=True, highlight=False, quiet=args.json)
     text = read(args.file, notes)
-    engine = start(args.model, config, notes)
+    engine = start(args.model, config, notes, caches)
     model, reading = engine.model, Reading(notes)
     with Interrupt() as interrupt:
         generation = engine.generate(

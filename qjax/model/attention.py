@@ -86,7 +86,9 @@ def walk(q, pool, table, layer, start, end, rows: int):
         top, total, out = carry
         key = i * tile + jnp.arange(tile)
         score = einsum("krd,ktd->krt", q, read("K", i))
-        score = jnp.where((key[None] <= position[:, None])[None], score, -1e30)
+        # a padding row sees no further than the last real key: a stale NaN would spread from it to real rows, in sums over rows
+        seen = key[None] <= jnp.minimum(position, end - 1)[:, None]
+        score = jnp.where(seen[None], score, -1e30)
         new_top = jnp.maximum(top, score.max(-1, keepdims=True))
         weight = jnp.exp(score - new_top).astype(q.dtype)
         shrink = jnp.exp(top - new_top)

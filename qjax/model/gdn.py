@@ -23,8 +23,6 @@ from qjax.state import BLOCK
 
 SLACK = 16
 """Most rows of a step. Rows past a block in the scratch of u, so that a step's padding never clamps onto real rows."""
-
-
 COLUMNS = 64
 """Products with S and with U are row-pure where their columns are a multiple of this (found by trial: 16, 32 and 48 are not, 64 and
 128 are, float32 on a CPU), so narrower value heads are padded inside; the family's real heads have 128."""
@@ -166,38 +164,43 @@ def close(S, k, G, U, c: ModelConfig):
     return jnp.exp(last)[:, None, None] * S + einsum("hdj,hjv->hdv", aged, U)[..., : S.shape[-1]]
 
 
-def whole_blocks(q, k, v, beta, G, grown, S, ends, c: ModelConfig):
+def whole_blocks(q, k, v, beta, G, grown, S, ends, marks, c: ModelConfig):
     """All rows of B blocks that follow one another.
 
     q, k: [B, Hk, BLOCK, dk], v: [B, Hv, BLOCK, dv], beta, G, grown: [B, Hv, BLOCK], S: [Hv, dk, dv] at the first line. ends: int32,
-    blocks before it are full and move the state. Returns out [B, Hv, BLOCK, dv], S, and T, rhs, U of block `ends`.
+    blocks before it are full and move the state. marks: int32 [M], different blocks, 1 to `ends`, or -1. Returns out
+    [B, Hv, BLOCK, dv], S, S at the first line of each mark [M, Hv, dk, dv] (of a -1: anything), and T, rhs, U of block `ends`.
     """
-    rows = jnp.arange(BLOCK)
     v, S = pad_columns(v), pad_columns(S)
-    A, attend = pairs(*(einsum("...id,...jd->...ij", a, k) for a in (k, q)), beta, G, rows, c)
+    A, attend = pairs(*(einsum("...id,...jd->...ij", a, k) for a in (k, q)), beta, G, jnp.arange(BLOCK), c)
     T = substitute(A, jnp.zeros_like(A), 0, BLOCK)
 
     def block(carry, i):
-        S, rhs_kept, U_kept = carry
+        S, rhs_kept, U_kept, caught = carry
         seen = read(S, k[i], q[i], grown[i], c)
         rhs = beta[i][..., None] * (v[i] - seen[:, :BLOCK])
         U = einsum("hij,hjv->hiv", T[i], rhs)
         out = seen[:, BLOCK:] + einsum("hij,hjv->hiv", attend[i], U)
         mine = i == ends
         kept = jnp.where(mine, rhs, rhs_kept), jnp.where(mine, U, U_kept)
-        return (jnp.where(i < ends, close(S, k[i].swapaxes(1, 2), G[i], U, c), S), *kept), out
+        S = jnp.where(i < ends, close(S, k[i].swapaxes(1, 2), G[i], U, c), S)
+        # here and not before S moves on, or XLA copies S at every block (16 MB a layer for 1,024 rows at the 0.8B sizes)
+        marked = marks == i + 1
+        caught = lax.cond(marked.any(), lambda: lax.dynamic_update_index_in_dim(caught, S, jnp.argmax(marked), 0), lambda: caught)
+        return (S, *kept, caught), out
 
-    none = jnp.zeros_like(v[0])
-    (S, rhs, U), out = lax.scan(block, (S, none, none), jnp.arange(q.shape[0]))
-    at = jnp.minimum(ends, q.shape[0] - 1)
-    return out[..., : c.value_dim], S[..., : c.value_dim], {"T": lax.dynamic_index_in_dim(T, at, 0, keepdims=False), "rhs": rhs, "U": U}
+    none, caught = jnp.zeros_like(v[0]), jnp.zeros((len(marks), *S.shape), f32)
+    (S, rhs, U, caught), out = lax.scan(block, (S, none, none, caught), jnp.arange(q.shape[0]))
+    derived = {"T": lax.dynamic_index_in_dim(T, jnp.minimum(ends, q.shape[0] - 1), 0, keepdims=False), "rhs": rhs, "U": U}
+    return *(a[..., : c.value_dim] for a in (out, S, caught)), derived
 
 
-def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
+def chunk(w, x, S, opened, off, n, marks, c: ModelConfig, aligned: bool):
     """A prefill chunk of n real rows of x: [T, D], beginning `off` rows past a block line (0 where aligned).
 
-    S: [Hv, dk, dv] at that line; opened: u, b, a of the open block (scratch shapes). Returns [T, D], S at the last line
-    that the rows reach, and the open block past it.
+    S: [Hv, dk, dv] at that line; opened: u, b, a of the open block (scratch shapes). marks: int32 [M], blocks counted from that
+    line, none twice, from 1 to the last one that the rows reach, or -1. Returns [T, D], S at that last line, the open block past
+    it, and what a sequence keeps at the first line of each mark: S [M, Hv, dk, dv] and the last three rows of u before it [M, 3, C].
     """
     T, tail = x.shape[0], c.conv - 1
     B = T // BLOCK + (0 if aligned else 1)
@@ -221,23 +224,23 @@ def chunk(w, x, S, opened, off, n, c: ModelConfig, aligned: bool):
     q, k, v = convolve(w, windows(u, 0, B * BLOCK, c), c, blocks)
     b, a = (heads_first(raw.reshape(B, BLOCK, -1)) for raw in (b, a))
     ends = (off + n) // BLOCK
-    out, S, derived = whole_blocks(q, k, v, *gates(w, b, a), S, ends, c)
+    out, S, caught, derived = whole_blocks(q, k, v, *gates(w, b, a), S, ends, marks, c)
     out = jnp.moveaxis(out, 1, 2).reshape(B * BLOCK, c.value_heads, c.value_dim)
     if not aligned:
         out = lax.dynamic_slice_in_dim(out, off, T, axis=0)
 
     at = jnp.minimum(ends, B - 1)  # where every block is full the open one is empty, and what stands here is never read
     opened = {name: lax.dynamic_index_in_dim(all_, at, 0, keepdims=False) for name, all_ in {"b": b, "a": a, "k": k.swapaxes(2, 3)}.items()}
-    u = jnp.pad(u, ((0, BLOCK + SLACK), (0, 0)))
-    opened |= derived | {"u": lax.dynamic_slice_in_dim(u, ends * BLOCK, tail + BLOCK + SLACK, axis=0)}
-    return output(w, out, z, c, x.dtype), S, opened
+    tails = jnp.stack([lax.dynamic_slice_in_dim(u, mark * BLOCK, tail, axis=0) for mark in marks])
+    opened |= derived | {"u": lax.dynamic_slice_in_dim(jnp.pad(u, ((0, BLOCK + SLACK), (0, 0))), ends * BLOCK, tail + BLOCK + SLACK, axis=0)}
+    return output(w, out, z, c, x.dtype), S, opened, (caught, tails)
 
 
 def reopen(w, S, conv, u, b, a, c: ModelConfig):
     """The open block's scratch, made again from its inputs. conv: [C, 3], u: [BLOCK, C], b, a: [Hv, BLOCK]."""
     u = jnp.concatenate([conv.T, u])
     q, k, v = convolve(w, windows(u, 0, BLOCK, c), c, lambda rows: rows.swapaxes(0, 1)[None])
-    _, _, derived = whole_blocks(q, k, v, *gates(w, b[None], a[None]), S, 0, c)
+    *_, derived = whole_blocks(q, k, v, *gates(w, b[None], a[None]), S, 0, jnp.full(1, -1), c)
     return {"u": jnp.pad(u, ((0, SLACK), (0, 0))), "b": b, "a": a, "k": k[0].swapaxes(1, 2)} | derived
 
 

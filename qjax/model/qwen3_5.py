@@ -50,15 +50,17 @@ def embed(c: ModelConfig, params, tokens, start):
     return params["embed"][tokens].astype(c.dtype), *rotary_angles(jnp.stack([position] * 3), c)
 
 
-def gdn_chunk(c: ModelConfig, aligned: bool, w, x, S, opened, start, n):
+def gdn_chunk(c: ModelConfig, aligned: bool, w, x, S, opened, start, n, marks):
     """A GDN layer over n rows of a prefill chunk, whole blocks; start on a block line where `aligned`. S: [Hv, dk, dv].
 
-    Returns x [T, D], S at the last line, and the scratch of the block past it.
+    marks: int32 [M], see gdn.chunk. Returns x [T, D], S at the last line, the scratch of the block past it, and what it
+    keeps at each mark: S [M, Hv, dk, dv], rows of u [M, 3, C].
     """
     before = opened | {"u": lax.bitcast_convert_type(opened["u"], x.dtype)}
-    y, S, after = gdn.chunk(w, x, S, before, 0 if aligned else start % BLOCK, n, c, aligned)
+    y, S, after, (caught, tails) = gdn.chunk(w, x, S, before, 0 if aligned else start % BLOCK, n, marks, c, aligned)
     x = x + y
-    return x + mlp(w, x, c), S, after | {"u": lax.bitcast_convert_type(after["u"], opened["u"].dtype)}
+    u, tails = (lax.bitcast_convert_type(a, opened["u"].dtype) for a in (after["u"], tails))
+    return x + mlp(w, x, c), S, after | {"u": u}, (caught, tails)
 
 
 def gdn_step(c: ModelConfig, w, x, S, opened, start, n):
@@ -104,7 +106,7 @@ def close_block(c: ModelConfig, w, S, opened):
 
 
 def reopen_block(c: ModelConfig, params, sections, inputs) -> tuple[tuple, tuple]:
-    """Each GDN layer's S and scratch, from a sequence's sections and open inputs (at a line: zeros)."""
+    """Each GDN layer's S and scratch, from a sequence's sections and open inputs."""
     stack = {name: params["gdn"][name] for name in ("conv", "A_log", "dt_bias")}, sections | inputs
     dtype = jnp.dtype(c.dtype)
 
@@ -114,20 +116,42 @@ def reopen_block(c: ModelConfig, params, sections, inputs) -> tuple[tuple, tuple
         opened = gdn.reopen(w, *(kept[name] for name in ("gdn.S", "gdn.conv", "gdn.u", "gdn.b", "gdn.a")), c)
         return opened | {"u": lax.bitcast_convert_type(opened["u"], inputs["gdn.u"].dtype)}
 
-    def layers(stacked) -> tuple:
-        return tuple(jax.tree.map(itemgetter(at), stacked) for at in range(c.gdn_layers))
-
-    return layers(sections["gdn.S"]), layers(lax.map(one, jnp.arange(c.gdn_layers)))
+    return unstack(sections["gdn.S"]), unstack(lax.map(one, jnp.arange(c.gdn_layers)))
 
 
-def freeze_block(c: ModelConfig, S, opened, rows) -> tuple[dict, dict]:
-    """A sequence's sections and open inputs, copied out of the layers' S and scratch; inputs are zero past `rows`."""
+def reopen_at_line(c: ModelConfig, sections) -> tuple[tuple, tuple]:
+    """Each GDN layer's S and scratch of a sequence that ends on a block line: no row of its open block is there to be computed."""
+
+    def one(conv):
+        empty = {name: jnp.zeros(spec.shape, spec.dtype) for name, spec in scratch_specs(c).items()}
+        return empty | {"u": lax.dynamic_update_slice_in_dim(empty["u"], conv.T, 0, axis=0)}
+
+    return unstack(sections["gdn.S"]), tuple(one(conv) for conv in sections["gdn.conv"])
+
+
+def unstack(stacked) -> tuple:
+    """A pytree of [layers, ...] -> for each layer its own."""
+    return tuple(jax.tree.map(itemgetter(at), stacked) for at in range(len(jax.tree.leaves(stacked)[0])))
+
+
+def freeze_sections(c: ModelConfig, S, opened) -> dict:
+    """A sequence's sections, copied out of the layers' S and scratch."""
+    return {"gdn.S": jnp.stack(S), "gdn.conv": jnp.stack([one["u"][: c.conv - 1].T for one in opened])}
+
+
+def freeze_inputs(c: ModelConfig, opened, rows) -> dict:
+    """A sequence's open inputs, copied out of the layers' scratch; zero past `rows`."""
     tail = c.conv - 1
     real = jnp.arange(BLOCK) < rows
     u, b, a = (jnp.stack([one[name] for one in opened]) for name in ("u", "b", "a"))
-    inputs = {
+    return {
         "gdn.u": jnp.where(real[None, :, None], u[:, tail : tail + BLOCK], jnp.zeros((), u.dtype)),
         "gdn.b": jnp.where(real[None, None], b, 0),
         "gdn.a": jnp.where(real[None, None], a, 0),
     }
-    return {"gdn.S": jnp.stack(S), "gdn.conv": u[:, :tail].swapaxes(1, 2)}, inputs
+
+
+def caught_sections(caught, which) -> dict:
+    """The sections at mark `which` of a chunk, from what each GDN layer caught there."""
+    S, tails = (jnp.stack([lax.dynamic_index_in_dim(a, which, 0, keepdims=False) for a in some]) for some in zip(*caught, strict=True))
+    return {"gdn.S": S, "gdn.conv": tails.swapaxes(1, 2)}

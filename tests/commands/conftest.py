@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from qjax.caches.lookup import Caches
 from qjax.commands import chat, demo, generate
-from qjax.config import EngineConfig
+from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
+from qjax.pages import PagePool
 
 
 @pytest.fixture(scope="session")
 def flags(compile_cache) -> list[str]:
     """Flags of an engine that is compiled once for all tests, with the directory that keeps the tests' programs."""
-    return ["--grid", "128", "--context-tokens", "1536", "--kv-gb", "0.001", "--compile-cache", str(compile_cache)]
+    return ["--grid", "128", "--context-tokens", "3072", "--kv-gb", "0.002", "--compile-cache", str(compile_cache)]
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +28,14 @@ def shared_engine(flags) -> Engine:
 
 @pytest.fixture
 def engine(shared_engine, monkeypatch) -> Engine:
-    """The engine, given to every command that starts one; the test gives back all pages."""
-    free = shared_engine.pool.free
+    """The engine with empty caches, given to every command that starts one; what the caches keep is all that the test leaves held."""
+    shared_engine.pool = PagePool(shared_engine.layout, shared_engine.pool.pages)
+    shared_engine.caches = Caches(shared_engine.pool, CacheConfig(), decode=shared_engine.model.tokenizer.decode)
     for command in (chat, demo, generate):
-        monkeypatch.setattr(command, "start", lambda model, config, console: shared_engine)
+        monkeypatch.setattr(command, "start", lambda model, config, console, caches: shared_engine)
     yield shared_engine
-    assert shared_engine.pool.free == free
+    shared_engine.caches.clear()
+    assert shared_engine.pool.free == shared_engine.pool.pages
 
 
 @pytest.fixture

@@ -112,9 +112,9 @@ def test_interrupt_while_reading_takes_the_question_back(engine, answers, type_i
 
 def test_a_question_that_does_not_fit_is_told(engine, answers, type_in, capsys):
     answers("x</think>Yes.")
-    type_in("The worker reads the file. " * 400, "Hello.")
+    type_in("The worker reads the file. " * 800, "Hello.")
     lines = chat(capsys)
-    assert any("this engine's limit is 1,536" in line and line.endswith("/back takes the last turn back") for line in lines)
+    assert any("this engine's limit is 3,072" in line and line.endswith("/back takes the last turn back") for line in lines)
     assert "Yes." in lines
 
 

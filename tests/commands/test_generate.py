@@ -109,7 +109,7 @@ def test_interrupt_keeps_what_there_is(engine, answers, stdin, capsys, monkeypat
     [
         (b"", "standard input: the prompt is empty"),
         (b"ok \xff", "standard input: expected UTF-8 text, found byte 0xff at 3"),
-        (b"The worker reads the file. " * 400, "this engine's limit is 1,536 with the answer's (--context-tokens, --kv-gb)"),
+        (b"The worker reads the file. " * 800, "this engine's limit is 3,072 with the answer's (--context-tokens, --kv-gb)"),
     ],
 )
 def test_wrong_prompts(engine, stdin, capsys, data, message):

@@ -57,7 +57,7 @@ def drive(engine, tokens, cut, broken=None):
             count["block crossed"] += len(right) > block_room(slot)
             shapes = [s for s in chunk_shapes(slot) if s >= len(right)]
             shape = shapes[more % len(shapes)]
-            rows.append(row_logits(slot, slot.prefill(right, shape), len(right)))
+            rows.append(row_logits(slot, slot.prefill(right, shape)[0], len(right)))
         count[kind] += 1
     return np.concatenate(rows), kept(pool, slot.freeze()), count
 
@@ -77,7 +77,7 @@ def in_one_go(engine, length):
     slot, rows = new_slot(engine, pool), []
     while slot.length < length:
         n, shape = slot.plan(length - slot.length)
-        rows.append(row_logits(slot, slot.prefill(tokens[slot.length : slot.length + n], shape), n))
+        rows.append(row_logits(slot, slot.prefill(tokens[slot.length : slot.length + n], shape)[0], n))
     return tokens, np.concatenate(rows), kept(pool, slot.freeze())
 
 

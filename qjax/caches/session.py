@@ -1,0 +1,71 @@
+"""A session: the rows of one conversation that stay held in the page pool, and its anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from qjax.caches.anchors import Anchor
+from qjax.caches.keys import common
+from qjax.pages import PagePool
+from qjax.state import BLOCK, Sequence
+
+ROLES = ("resident", "guest", "parked", "pinned")
+
+
+class Session:
+    """keys: int64 [n] of the rows that exist. pages: held until `close`. anchors: ascending. history: the last prompt without its
+    generation prompt, a prefix of whatever the client sends next.
+    """
+
+    def __init__(self, pool: PagePool, keys: np.ndarray, tenant: str, sequence: Sequence, anchors: Iterable[Anchor], history: int, role: str):
+        """Takes a hold of its own on the sequence's pages.
+
+        The anchors are given these pages and tokens for their own: one that was taken before a page was copied names the old page,
+        which is somebody else's as soon as its session has gone.
+        """
+        self._pool, grid = pool, pool.layout.grid
+        self.keys, self.tenant, self.history, self.role, self.used = keys, tenant, history, role, 0
+        self.pages = [int(p) for p in sequence.pages]
+        pool.hold(self.pages)
+        self.anchors = []
+        for a in sorted(anchors, key=lambda a: a.length):
+            pages = sequence.pages[: -(-a.length // grid)]
+            self.anchors.append(replace(a, sequence=a.sequence.replace(tokens=sequence.tokens[: a.length], pages=pages)))
+
+    @property
+    def length(self) -> int:
+        return self.keys.size
+
+    def close(self) -> None:
+        """Gives the pages up."""
+        self._pool.release(self.pages)
+        self.pages, self.anchors = [], []
+
+    def cut(self, length: int) -> None:
+        """Gives up the rows past the last anchor at or below a length, and the anchors there."""
+        self.anchors = [a for a in self.anchors if a.length <= length]
+        length = self.anchors[-1].length if self.anchors else 0
+        count = -(-length // self._pool.layout.grid)
+        self._pool.release(self.pages[count:])
+        self.pages, self.keys = self.pages[:count], self.keys[:length].copy()
+
+    def best(self, keys: np.ndarray) -> tuple[Anchor | None, int, bool, int]:
+        """(anchor, start, whole, agrees) for a prompt's keys: where it can resume latest, and how many keys agree with the rows.
+
+        An anchor serves any length in its open block. A whole prompt is served only with its last token's logits.
+        """
+        agrees = common(self.keys, keys)
+        best, start, whole = None, 0, False
+        for anchor in reversed(self.anchors):
+            if anchor.length <= start:
+                break
+            if anchor.length == keys.size <= agrees and anchor.logits is not None:
+                return anchor, keys.size, True, agrees
+            reach = min(anchor.length, agrees, keys.size - 1)
+            # a few tokens that all prompts begin with are no hit
+            if anchor.line <= reach and reach > start and reach >= min(BLOCK, anchor.length):
+                best, start = anchor, reach
+        return best, start, whole, agrees

@@ -1,0 +1,53 @@
+"""The protocol that all tiers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from qjax.state import Sequence
+
+
+class Unusable(Exception):
+    """A hit that cannot be taken; the message is the reason. The lookup goes on with the next best."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a tier offers for some key ids.
+
+    start: tokens that need no forward. source: the name in the ledger. entry: the tier's own. whole: the entry ends at the
+    keys' last one and has that token's logits, so that nothing needs a forward.
+    """
+
+    start: int
+    source: str
+    tier: Tier
+    entry: Any
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A sequence whose pages are held for the caller. logits: float32 [V] of its last token, where a hit was whole."""
+
+    sequence: Sequence
+    logits: np.ndarray | None = None
+
+
+class Tier(Protocol):
+    name: str
+
+    def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
+        """The hit that starts latest, or None. Reads only: takes no page, moves nothing. keys: int64 [n]."""
+
+    def take(self, hit: Hit) -> Restored:
+        """Raises Unusable, and leaves nothing held, where the hit cannot be taken."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters, and the bytes that are kept."""
+
+    def clear(self) -> None:
+        """Gives everything back."""
