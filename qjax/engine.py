@@ -69,12 +69,14 @@ class Engine:
         return Sequence.empty(self.layout)
 
     def hold(self, sequence: Sequence) -> Sequence:
-        """Keeps a sequence's pages for one more holder."""
+        """Keeps a sequence's pages for one more holder. ValueError for one that was released or is another engine's."""
+        self.pool.check(sequence)
         self.pool.hold(sequence.pages)
         return sequence
 
     def release(self, sequence: Sequence) -> None:
-        """Gives up one hold; pages that nobody holds are free."""
+        """Gives up one hold; pages that nobody holds are free. ValueError for one that was released or is another engine's."""
+        self.pool.check(sequence)
         self.pool.release(sequence.pages)
 
     def open(self, sequence: Sequence | None = None) -> Slot:

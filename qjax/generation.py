@@ -128,8 +128,10 @@ class Generation:
                 yield Token(None, text)
         finally:
             self.decode_seconds = time.perf_counter() - begin - self.prefill_seconds
-            self.sequence = engine.hold(slot.freeze())
-            slot.close()
+            try:
+                self.sequence = engine.hold(slot.freeze())
+            finally:
+                slot.close()
             self._settle(request)
 
     def _settle(self, request) -> None:

@@ -7,12 +7,17 @@ partly filled page has a fill mark: a sequence that ends at the mark writes on i
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.state import Layout, held
+from qjax.interrupts import uninterrupted
+from qjax.state import Layout, Sequence, held
+
+STAMPS = itertools.count(1)
+"""A number for every time that any pool gives a page out, so that a page number of before is not taken for one of now."""
 
 
 class PoolFull(RuntimeError):
@@ -30,6 +35,7 @@ class PagePool:
         self.views = {v.name: jnp.zeros((pages, *v.page_shape(layout.grid)), held(v.dtype)) for v in layout.views}
         self.holders = np.zeros(pages, np.int32)
         self.fill = np.zeros(pages, np.int32)
+        self.stamps = np.zeros(pages, np.int64)
         self._free = list(range(pages - 1, -1, -1))
 
     @property
@@ -45,8 +51,16 @@ class PagePool:
         if not self._free:
             raise PoolFull(f"all {self.pages} pages of {self.layout.grid} tokens are held: release a sequence or raise --kv-gb")
         page = self._free.pop()
-        self.holders[page], self.fill[page] = 1, 0
+        self.holders[page], self.fill[page], self.stamps[page] = 1, 0, next(STAMPS)
         return page
+
+    def check(self, sequence: Sequence) -> None:
+        """ValueError where a page is no longer the one that the sequence was made with, or is another pool's."""
+        stamps = np.zeros(0) if sequence.stamps is None else sequence.stamps
+        if not np.array_equal(stamps, self.stamps[sequence.pages]):
+            raise ValueError(
+                f"the sequence of {int(sequence.length):,} tokens is not this engine's, or was released before: expected pages that are still its own"
+            )
 
     def hold(self, pages) -> None:
         """One hold more on each; ValueError, and no change, where one of them is free."""
@@ -86,6 +100,7 @@ class PagePool:
                 to[...] = np.asarray(one)[:, :, : to.shape[2]]
         return rows
 
+    @uninterrupted
     def copy_in(self, rows: dict[str, np.ndarray], length: int) -> list[int]:
         """Writes the first `length` of such rows into new pages, held once, with zeros past them.
 

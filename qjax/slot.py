@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qjax.forward import Forward
+from qjax.interrupts import uninterrupted
 from qjax.pages import PagePool
 from qjax.programs import MARKS, STEPS
 from qjax.state import BLOCK, Sequence
@@ -20,6 +21,7 @@ class Slot:
     def __init__(self, forward: Forward, pool: PagePool, sequence: Sequence):
         layout = forward.shapes.layout
         layout.check(sequence)
+        pool.check(sequence)
         self._forward, self._pool, self._grid = forward, pool, layout.grid
         self.tokens = [int(t) for t in sequence.tokens]
         self.pages = [int(p) for p in sequence.pages]
@@ -43,9 +45,11 @@ class Slot:
         return self._value(self.length, *self._forward.freeze(self._S, self._opened, self.length % BLOCK))
 
     def _value(self, length: int, sections: dict, opened: dict) -> Sequence:
+        pages = np.array(self.pages[: -(-length // self._grid)], np.int32)  # a page for rows that were not accepted stays out
         return Sequence(
             tokens=np.array(self.tokens[:length], np.int32),
-            pages=np.array(self.pages[: -(-length // self._grid)], np.int32),  # a page for rows that were not accepted stays out
+            pages=pages,
+            stamps=self._pool.stamps[pages],
             length=np.int32(length),
             sections=sections,
             open=opened,
@@ -65,6 +69,7 @@ class Slot:
         shape = max((s for s in allowed if 4 * rows >= 3 * s), default=allowed[0])
         return min(rows, shape), shape
 
+    @uninterrupted
     def prefill(self, tokens: Tokens[int], shape: int, marks: Tokens[int] = ()) -> tuple[Any, list[Sequence]]:
         """One prefill forward of `tokens`, as `plan` cut them: (hidden rows [shape, D], the sequence at each mark).
 
@@ -102,6 +107,7 @@ class Slot:
         """Rows that a step may take: it stays in its block, and a block never crosses a page."""
         return min(BLOCK - self.length % BLOCK, STEPS[-1])
 
+    @uninterrupted
     def step(self, tokens: Tokens[int]) -> np.ndarray:
         """Forwards 1 to `verify_room()` rows without taking them: logits float32 [rows, V]. `accept` moves the cursor over them."""
         n = len(tokens)
@@ -114,6 +120,7 @@ class Slot:
         self._mark(self.length + n)
         return np.asarray(logits)[:n]
 
+    @uninterrupted
     def accept(self, tokens: Tokens[int]) -> None:
         """Takes the first rows of the last step: `tokens` are theirs. The rest is as if never forwarded: only the cursor moves."""
         if len(tokens) > self._ahead:

@@ -125,7 +125,8 @@ class Sequence:
 
     tokens: int32 [length]. pages: int32 [ceil(length / grid)], numbers in the engine's pool: they own nothing, so a kept
     sequence is held and released through the engine. sections: name -> array as of the last block line. open: name -> array,
-    the inputs of the rows past that line; past the length they may be anything. length: int32 scalar.
+    the inputs of the rows past that line; past the length they may be anything. length: int32 scalar. stamps: int64 [pages], the pool's
+    for these pages (PagePool.stamps): by them a sequence that was released is told from one that was not.
     """
 
     tokens: np.ndarray
@@ -133,6 +134,7 @@ class Sequence:
     length: np.ndarray
     sections: dict[str, Any]
     open: dict[str, Any]
+    stamps: np.ndarray | None = None
 
     @classmethod
     def empty(cls, layout: Layout) -> Sequence:
@@ -142,6 +144,7 @@ class Sequence:
             length=np.int32(0),
             sections={s.name: jax.device_put(s.zeros()) for s in layout.sections},
             open={s.name: jax.device_put(s.zeros()) for s in layout.open},
+            stamps=np.zeros(0, np.int64),
         )
 
     def cut(self, length: int, grid: int) -> Sequence:
@@ -153,4 +156,6 @@ class Sequence:
         line = longest // BLOCK * BLOCK
         if not line <= length <= longest:
             raise ValueError(f"a sequence of {longest} tokens can be cut to {line} to {longest}, not to {length}")
-        return self.replace(tokens=self.tokens[:length], pages=self.pages[: -(-length // grid)], length=np.int32(length))
+        pages = -(-length // grid)
+        stamps = None if self.stamps is None else self.stamps[:pages]
+        return self.replace(tokens=self.tokens[:length], pages=self.pages[:pages], length=np.int32(length), stamps=stamps)

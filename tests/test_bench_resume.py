@@ -36,9 +36,9 @@ def forwards(monkeypatch) -> list[tuple]:
     def note(name: str, count):
         plain = getattr(Slot, name)
 
-        def noted(self, *args):
+        def noted(self, *args, **more):
             seen.append((name, *count(*args)))
-            return plain(self, *args)
+            return plain(self, *args, **more)
 
         monkeypatch.setattr(Slot, name, noted)
 

@@ -1,5 +1,6 @@
 """Prefill and resume: the last row's logits and the state have the bits of a cold run, wherever a prompt was cut or broken off."""
 
+import signal
 from itertools import pairwise
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from qjax.engine import ContextOverflow
 from qjax.generation import Cancelled, Progress
-from qjax.pages import PoolFull
+from qjax.pages import PagePool, PoolFull
 from tests.bits import assert_bits_equal
 from tests.models import prompt
 from tests.runs import cold, decode, kept, new_pool, prefill, run
@@ -302,3 +303,51 @@ def test_a_full_pool_ends_a_prefill_and_keeps_nothing(engine):
     sequence, _ = engine.prefill(prompt(256))
     engine.release(sequence)
     engine.pool.release(others)
+
+
+def test_a_released_sequence_is_refused(engine):
+    """Its page may be another sequence's by now: going on from it gave wrong bits, and releasing it again freed the other's page."""
+    first, _ = engine.prefill(prompt(40))
+    engine.release(first)
+    second, logits = engine.prefill(prompt(40, seed=1))
+    assert second.pages[0] == first.pages[0]
+    for misuse in (engine.release, engine.hold, engine.open, lambda s: engine.prefill(prompt(50), s)):
+        with pytest.raises(ValueError, match="released before"):
+            misuse(first)
+    again, found = engine.prefill(prompt(40, seed=1))
+    assert_bits_equal(found, logits)
+    engine.release(again)
+    engine.release(second)
+
+
+def test_a_sequence_of_another_engine_is_refused(engine):
+    sequence, _ = engine.prefill(prompt(40))
+    other = PagePool(engine.layout, 4)
+    other.take()
+    with pytest.raises(ValueError, match="not this engine's"):
+        other.check(sequence)
+    engine.release(sequence)
+
+
+def test_an_interrupt_in_a_forward_waits_for_its_end(engine, monkeypatch):
+    """Ctrl-C between two layers: KeyboardInterrupt comes, and every page is still there."""
+    kept, _ = engine.prefill(prompt(130))
+    forward = engine.forward
+    for name in ("chunk", "step"):
+        real = getattr(forward, name)
+
+        def pressed(*arguments, real=real):
+            done = real(*arguments)  # by now the pool's arrays are taken over
+            signal.raise_signal(signal.SIGINT)
+            return done
+
+        monkeypatch.setattr(forward, name, pressed)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                engine.prefill(prompt(200, seed=2) if name == "chunk" else prompt(131), None if name == "chunk" else kept)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        monkeypatch.undo()
+        assert np.isfinite(run(engine, prompt(130))[1]).all()
+    engine.release(kept)

@@ -32,8 +32,9 @@ class Session:
         pool.hold(self.pages)
         self.anchors = []
         for a in sorted(anchors, key=lambda a: a.length):
-            pages = sequence.pages[: -(-a.length // grid)]
-            self.anchors.append(replace(a, sequence=a.sequence.replace(tokens=sequence.tokens[: a.length], pages=pages)))
+            count = -(-a.length // grid)
+            of = {"tokens": sequence.tokens[: a.length], "pages": sequence.pages[:count], "stamps": pool.stamps[sequence.pages[:count]]}
+            self.anchors.append(replace(a, sequence=a.sequence.replace(**of)))
 
     @property
     def length(self) -> int:

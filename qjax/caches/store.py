@@ -143,6 +143,7 @@ class StateStore:
             length=np.int32(start),
             sections=sections,
             open=opened,
+            stamps=self._pool.stamps[pages],
         )
         return Restored(sequence, entry.logits if hit.whole else None)
 

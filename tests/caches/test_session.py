@@ -34,7 +34,8 @@ def by_trying(anchors: dict, kept: np.ndarray, keys: np.ndarray) -> tuple[int, b
     agrees = next((i for i, (a, b) in enumerate(zip(kept, keys, strict=False)) if a != b), min(kept.size, keys.size))
     found = [(0, False)]
     for length, logits in anchors.items():
-        found += [(n, False) for n in range(max(1, length // BLOCK * BLOCK), length + 1) if n <= agrees and n < keys.size]
+        least = max(length // BLOCK * BLOCK, min(BLOCK, length))  # fewer tokens are no hit, unless they are all that the anchor has
+        found += [(n, False) for n in range(least, length + 1) if n <= agrees and n < keys.size]
         if logits is not None and length == agrees == keys.size:
             found.append((length, True))
     return *max(found), agrees
