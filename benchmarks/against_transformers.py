@@ -23,12 +23,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from qjax.cli import tune
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.config import ModelConfig
 from qjax.model.names import slots
 from qjax.model.source import load
+from qjax.process import tune
 from qjax.sampling import Sampling
 from tests.reference import reference
 

@@ -1,17 +1,14 @@
 """The `qjax` command: what it takes, and how it fails. What a subcommand does is in qjax/commands, imported only when it runs."""
 
 import argparse
-import dataclasses
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
-from qjax.config import CacheConfig, EngineConfig
-from qjax.ledger import SOURCES, Why
-from qjax.pages import PoolFull
-from qjax.sampling import Sampling
+from qjax import process
+
+# Whatever imports JAX, which takes seconds, is imported by the functions that need it: `entry` runs before.
 
 MODEL = "a directory (Hugging Face's, or one made by `qjax convert`), 'embedded', or 'random:PRESET' (random:0.8b; random:9b@8 is its first 8 layers)"
 SAMPLING = {
@@ -41,6 +38,14 @@ def _lengths(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
 
+def _engine(parser, caches: bool = False) -> None:
+    from qjax.config import CacheConfig, EngineConfig
+
+    EngineConfig.add_flags(parser)
+    if caches:
+        CacheConfig.add_flags(parser)
+
+
 def _layout(parser):
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL}, or a preset's bare name (27b, qwen3.8-flash-next)")
     parser.add_argument("--grid", type=int, metavar="N", help="tokens of a page (default 1024, for Flash-Next 4096)")
@@ -59,14 +64,13 @@ def _certify(parser):
     # what the command starts of itself: one outcome in a process of its own, into a file
     parser.add_argument("--dump", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
-    EngineConfig.add_flags(parser)
+    _engine(parser)
 
 
 def _demo(parser):
     parser.add_argument("--tokens", metavar="N", type=_positive, default=16384, help="length of the first prompt, at least (default 16384)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    EngineConfig.add_flags(parser)
-    CacheConfig.add_flags(parser)
+    _engine(parser, caches=True)
 
 
 def _chat(parser):
@@ -93,12 +97,12 @@ def _bench(parser):
         listed = ",".join(map(str, tokens))
         one.add_argument("--tokens", metavar="N,N", type=_lengths, default=tokens, help=f"lengths of the prompts (default {listed})")
         one.add_argument("--rounds", metavar="N", type=_positive, default=rounds, help=f"how often everything is measured in turn (default {rounds})")
-        EngineConfig.add_flags(one)
-        if name == "resume":
-            CacheConfig.add_flags(one)
+        _engine(one, caches=name == "resume")
 
 
 def _ledger(parser):
+    from qjax.ledger import SOURCES, Why
+
     parser.add_argument("file", metavar="FILE", help="file of a ledger: a line of JSON a request")
     parser.add_argument("--last", metavar="N", type=_positive, help="show the last N requests only; the totals stay those of the whole file")
     parser.add_argument("--json", action="store_true", help="print one JSON object: records and totals")
@@ -123,11 +127,9 @@ def _generation(parser):
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=512, help="longest answer in tokens (default 512)")
     group = parser.add_argument_group("sampling")
-    for field in dataclasses.fields(Sampling):
-        read, text = SAMPLING[field.name]
-        group.add_argument("--" + field.name.replace("_", "-"), type=read, metavar="N" if read is int else "X", default=argparse.SUPPRESS, help=text)
-    EngineConfig.add_flags(parser)
-    CacheConfig.add_flags(parser)
+    for name, (read, text) in SAMPLING.items():
+        group.add_argument("--" + name.replace("_", "-"), type=read, metavar="N" if read is int else "X", default=argparse.SUPPRESS, help=text)
+    _engine(parser, caches=True)
 
 
 # name: (what it does, flags, examples)
@@ -181,12 +183,14 @@ def sampling_flags(args: argparse.Namespace) -> dict:
 
 
 def parser() -> argparse.ArgumentParser:
+    from importlib.metadata import version
+
     top = argparse.ArgumentParser(
         prog="qjax",
         description="JAX inference with functional state for the hybrid Qwen models: a prompt is prefilled once, and warm equals cold bit for bit.",
         epilog="`qjax COMMAND --help` says more, with examples.",
     )
-    top.add_argument("--version", action="version", version=f"qjax {importlib.metadata.version('qjax')}")
+    top.add_argument("--version", action="version", version=f"qjax {version('qjax')}")
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (what, flags, examples) in COMMANDS.items():
@@ -203,10 +207,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0, what the command says, 2 for wrong input, 130 after Ctrl-C."""
+    """Runs one command; returns the exit status: 0, what the command says, 2 for wrong input, 130 after Ctrl-C. SystemExit after SIGTERM."""
     args = parser().parse_args(argv)
+    from qjax.pages import PoolFull
+
+    command = importlib.import_module(f"qjax.commands.{args.command}")
     try:
-        return importlib.import_module(f"qjax.commands.{args.command}").run(args)
+        with process.signals():
+            return command.run(args)
     except BrokenPipeError:
         # The reader of the output has gone, as `head` does: no fault. The interpreter's own flush at exit would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -223,23 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> int:
     """What the `qjax` command starts."""
-    tune()
+    process.begin()
+    process.tune()
     return main()
-
-
-def tune() -> None:
-    """Sets what XLA's CPU backend runs best with, where nobody has set it, and starts this process again where it must.
-
-    A thread more than cores: the one that runs a program is one of them, and with none to spare a product in five ran on one core
-    (a decode step at the 0.8B sizes: 78 instead of 81 ms on two cores).
-
-    malloc on huge pages (glibc 2.35 and later): XLA takes a program's temporaries from malloc anew at every call; in 4 KiB pages
-    a chunk of 1,024 tokens takes 600,000 page faults, a fifth of its time. glibc reads its tunables when a process starts.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    os.environ.setdefault("PJRT_NPROC", str(cores + 1))
-    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
 
 
 if __name__ == "__main__":

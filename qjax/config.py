@@ -2,16 +2,40 @@
 
 import argparse
 import dataclasses
-import math
+import os
 from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Self
 
 from qjax.state import GRIDS, Layout, is_grid
 
+MOST_GB = 2**20
+"""GiB that a budget may have at the most: above any machine's memory, and its bytes are still a number."""
+LARGEST_GRID = 2**20
+"""Tokens of a page at the most: above any model's context."""
+
 
 def _path_or_none(text: str) -> Path | None:
-    return None if text == "none" else Path(text).expanduser()
+    """argparse.ArgumentTypeError where nothing is named: an empty path would be the current directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"expected a directory or none, found {text!r}")
+    try:
+        return None if text == "none" else Path(text).expanduser()
+    except RuntimeError as e:  # ~nobody
+        raise argparse.ArgumentTypeError(f"expected a directory or none, found {text!r}: {e}") from e
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as e:
+        raise ValueError("compile_cache must be given, a directory or none: this user has no home directory") from e
+
+
+def _can_be_directory(path: Path) -> bool:
+    """Whether the path is a directory that can be read, or one can be made there."""
+    there = next((p for p in (path, *path.absolute().parents) if os.path.lexists(p)), None)
+    return there is not None and there.is_dir() and os.access(there, os.X_OK | (os.R_OK if there == path else os.W_OK))
 
 
 def _flag(read, text: str, **more) -> dict:
@@ -25,7 +49,8 @@ class Flags:
 
     def _check(self, name: str, wanted: str, holds: bool) -> None:
         if not holds:
-            raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            raise ValueError(f"{name} must be {wanted}, not {str(value) if isinstance(value, Path) else repr(value)}")
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
@@ -51,7 +76,7 @@ class EngineConfig(Flags):
     )
     context_tokens: int | None = field(default=None, metadata=_flag(int, "longest sequence in tokens (default: the model's own limit)", metavar="N"))
     compile_cache: Path | None = field(
-        default_factory=lambda: Path.home() / ".cache" / "qjax" / "compile",
+        default_factory=lambda: _home() / ".cache" / "qjax" / "compile",
         metadata=_flag(
             _path_or_none, "directory that keeps compiled programs from run to run, or none (default ~/.cache/qjax/compile)", metavar="DIR"
         ),
@@ -59,8 +84,11 @@ class EngineConfig(Flags):
 
     def __post_init__(self):
         self._check("grid", GRIDS, isinstance(self.grid, int) and is_grid(self.grid))
-        self._check("kv_gb", "a positive number of GiB", self.kv_gb > 0 and math.isfinite(self.kv_gb))
+        self._check("grid", f"at most {LARGEST_GRID:,}", self.grid <= LARGEST_GRID)
+        self._check("kv_gb", f"a positive number of GiB, at most {MOST_GB:,}", 0 < self.kv_gb <= MOST_GB)
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
+        wanted = "a directory that can be read or made, or none"
+        self._check("compile_cache", wanted, self.compile_cache is None or _can_be_directory(self.compile_cache))
 
     def pages(self, layout: Layout, context: int) -> tuple[int, int, int]:
         """Pages of the pool, pages of the longest sequence, and its tokens, for a model with this context.
@@ -120,9 +148,13 @@ class CacheConfig(Flags):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name.endswith("_gb"):
-                self._check(f.name, "a number of GiB, 0 or more", value >= 0 and math.isfinite(value))
+                self._check(f.name, f"a number of GiB, 0 to {MOST_GB:,}", 0 <= value <= MOST_GB)
         for name in ("resident_guest_max", "response_cache_mb"):
             self._check(name, "a whole number, 0 or more", getattr(self, name) >= 0)
+
+    def check(self, grid: int) -> None:
+        """ValueError where a cache cannot work on this grid."""
+        self._check("prefix_chunk", f"a multiple of the grid, {grid}, or 0", (self.prefix_chunk or 0) >= 0 and (self.prefix_chunk or 0) % grid == 0)
 
     def bytes(self, name: str) -> int:
         """A budget in bytes."""

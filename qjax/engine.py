@@ -18,13 +18,14 @@ from functools import partial
 import numpy as np
 
 from qjax.caches.lookup import Caches, Request
+from qjax.compile_cache import use_compile_cache
 from qjax.config import CacheConfig, EngineConfig
 from qjax.forward import Forward
 from qjax.generation import Cancelled, Generation, Progress
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
 from qjax.pages import PagePool
-from qjax.programs import MARKS, Programs, Shapes, use_compile_cache
+from qjax.programs import MARKS, Programs, Shapes
 from qjax.sampling import Sampling
 from qjax.slot import Slot
 from qjax.state import Sequence
@@ -152,9 +153,10 @@ class Engine:
                     raise Cancelled(self.hold(slot.freeze()))
                 rest = tokens[slot.length :]
                 self.make_room(slot)
-                if rest.size <= slot.verify_room():
-                    logits = slot.step(rest)[-1]
-                    slot.accept(rest)
+                if n := slot.prompt_step(rest.size):
+                    rows = slot.step(rest[:n], logits=n == rest.size)
+                    logits = None if rows is None else rows[-1]
+                    slot.accept(rest[:n])
                 else:
                     n, shape = slot.plan(rest.size)
                     marks = request.marks(slot.length, slot.length + n)[-MARKS:] if request else ()

@@ -11,7 +11,7 @@ import numpy as np
 
 from qjax.model import weights
 from qjax.programs import Programs
-from qjax.state import BLOCK, Sequence
+from qjax.state import Sequence
 
 
 class Forward:
@@ -52,7 +52,7 @@ class Forward:
     def step(self, pool, S, opened, table, tokens, start, n):
         """n rows from `start`, all in one block: decode and verify. tokens: int32 [T], T a step's shape.
 
-        Returns (logits float32 [T, V], pool, opened).
+        Returns (x [T, D] before the final norm, pool, opened); `all_logits` makes its logits.
         """
         rows = len(tokens)
         table, tokens, start, n = jax.device_put((table, tokens, start, n))
@@ -64,7 +64,11 @@ class Forward:
                 scratch.append(after)
             else:
                 x, pool = self.programs["attention", rows](w, x, pool, table, at, start, n, *angles)
-        return self.programs["logits", rows](self.top, x), pool, tuple(scratch)
+        return x, pool, tuple(scratch)
+
+    def all_logits(self, x) -> np.ndarray:
+        """Logits of a step's rows: float32 [T, V]."""
+        return np.asarray(self.programs["logits", len(x)](self.top, x))
 
     def logits(self, hidden, row: int) -> np.ndarray:
         """Logits of one hidden row of a chunk: float32 [V]."""
@@ -75,10 +79,12 @@ class Forward:
         gdn = (w for kind, _, w in self.layers if kind == "gdn")
         return tuple(zip(*(self.programs["close"](*one) for one in zip(gdn, S, opened, strict=True)), strict=True))
 
+    def place(self, sequence: Sequence) -> tuple[tuple, tuple]:
+        """Each layer's S and the open block's scratch with its inputs alone: what a prefill forward goes on from."""
+        return self.programs["place"](sequence.sections, sequence.open)
+
     def reopen(self, sequence: Sequence) -> tuple[tuple, tuple]:
-        """Each layer's S and the open block's scratch, from a sequence's sections and open inputs."""
-        if int(sequence.length) % BLOCK == 0:
-            return self.programs["reopen at line"](sequence.sections)
+        """Each layer's S and the open block's scratch, what a step goes on from: its rows are computed again from their inputs."""
         return self.programs["reopen"](self._params, sequence.sections, sequence.open)
 
     def freeze(self, S, opened, rows: int) -> tuple[dict, dict]:

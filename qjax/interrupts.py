@@ -1,42 +1,35 @@
-"""Ctrl-C and the state that a forward has taken over."""
+"""Ctrl-C, and the signals that end a process, in the middle of what must not be left half done.
 
-from __future__ import annotations
+A forward takes over the page pool's arrays layer by layer: an exception between two layers would lose every page of every sequence. And
+threads that are not ours go on writing while we would clear away.
+"""
 
-import functools
+import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Deferred:
-    """Inside the `with`, an interrupt waits for its end; then it is what it would have been.
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """A signal inside the block that has a handler in Python counts when the block has ended, and then goes before an error of the block's.
 
-    A forward takes over the page pool's arrays layer by layer: an exception between two layers would lose every page of every
-    sequence. Python takes signals in its main thread only, so in others there is nothing to do.
+    Does nothing in other threads than the main one, which alone is interrupted; a signal that is ignored, or ends the process, still does.
     """
-
-    def __enter__(self) -> Deferred:
-        self._pending, self._before = None, None
-        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *error) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            if self._pending is not None:
-                self._before(*self._pending)
-
-    def _note(self, number, frame) -> None:
-        self._pending = number, frame
-
-
-def uninterrupted(function: Callable) -> Callable:
-    """A function that an interrupt does not end in the middle."""
-
-    @functools.wraps(function)
-    def deferred(*args, **more):
-        with Deferred():
-            return function(*args, **more)
-
-    return deferred
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    came = []
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            before[came[0]](came[0], sys._getframe())

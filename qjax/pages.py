@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.interrupts import uninterrupted
+from qjax.interrupts import deferred
 from qjax.state import Layout, Sequence, held
 
 STAMPS = itertools.count(1)
@@ -100,7 +100,7 @@ class PagePool:
                 to[...] = np.asarray(one)[:, :, : to.shape[2]]
         return rows
 
-    @uninterrupted
+    @deferred()
     def copy_in(self, rows: dict[str, np.ndarray], length: int) -> list[int]:
         """Writes the first `length` of such rows into new pages, held once, with zeros past them.
 

@@ -6,13 +6,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.compilation_cache import compilation_cache
 
 from qjax.model import qwen3_5 as family
 from qjax.model import weights
@@ -52,16 +50,6 @@ class Shapes:
         return rows == self.layout.grid > BLOCK
 
 
-def use_compile_cache(directory: Path | None) -> None:
-    """Keeps compiled programs in a private directory from run to run; None switches that off."""
-    if directory is not None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_compilation_cache_dir", None if directory is None else str(directory))
-    compilation_cache.reset_cache()  # jax 0.10 opens the directory of its first compile and keeps to it
-
-
 def copy_page(views, source, target):
     """Copies one page's rows in every view of the pool."""
 
@@ -78,7 +66,7 @@ class Programs:
     ("gdn chunk", T), ("norm", T), ("head", T)     of a prefill forward
     ("gdn step", T), ("logits", T)                 of a step
     "close"                                        of a GDN layer, at a block line
-    "reopen", "reopen at line"                     of all GDN layers: a sequence's value to the running state,
+    "place", "reopen"                              of all GDN layers: a sequence's value to the running state,
     "sections", "inputs", "caught"                 and back, from a slot or from the marks of a prefill forward
     "copy_page"
     """
@@ -127,7 +115,7 @@ class Programs:
                 jobs["head", rows] = program(family.head_rows), (top, x, array((2,)))
         jobs["close"] = program(family.close_block, c, donate=2), (whole["gdn"], S, opened)
         jobs["reopen"] = program(family.reopen_block, c), (params, sections, inputs)
-        jobs["reopen at line"] = program(family.reopen_at_line, c), (sections,)
+        jobs["place"] = program(family.place_block, c), (sections, inputs)
         jobs["sections"] = program(family.freeze_sections, c), ((S,) * c.gdn_layers, scratch)
         jobs["inputs"] = program(family.freeze_inputs, c), (scratch, number)
         jobs["caught"] = program(family.caught_sections), ((caught,) * c.gdn_layers, number)

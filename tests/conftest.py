@@ -8,11 +8,11 @@ import hypothesis
 import jax
 import pytest
 
+from qjax.compile_cache import use_compile_cache
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 from qjax.pages import PagePool
-from qjax.programs import use_compile_cache
 from tests.models import random_model, tiny_config
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

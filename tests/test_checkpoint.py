@@ -155,13 +155,16 @@ def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="found a file"):
         source.load(tmp_path / "file")
-    with pytest.raises(CheckpointError, match=r"config\.json: expected a readable config\.json"):
+    for name, found in (("", r"model: .*found an empty name"), ("x" * 5000, r"^x{60}\.\.\. \(5,000 characters\): .*found nothing there$")):
+        with pytest.raises(CheckpointError, match=found):
+            source.load(name)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected a JSON file, found none"):
         source.load(tmp_path)
     directory = tiny.write(tmp_path / "c")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"expected model\.safetensors or .*found .*pytorch_model\.bin"):
         source.load(directory)
-    for bad in ("random:", "random:0.8b@", "random:0.8b@x", "random:0.8b@0", "random:7b"):
+    for bad in ("random:", "random:0.8b@", "random:0.8b@x", "random:0.8b@0", "random:7b", "random:0.8b@" + "9" * 5000, "random:0.8b@999999999"):
         with pytest.raises(CheckpointError, match="expected"):
             source.load(bad)
 
@@ -218,6 +221,11 @@ def test_source_refuses_small_files_that_do_not_fit(tmp_path):
         ("generation_config.json", '{"top_p": "high"}', r"generation_config\.json: top_p: expected a number, found 'high'"),
         ("generation_config.json", '{"eos_token_id": [9999]}', r"eos_token_id: expected ids below \d+, found \[9999\]"),
         ("generation_config.json", '{"eos_token_id": "x"}', r"generation_config\.json: eos_token_id"),
+        ("generation_config.json", '{"temperature": -1}', r"generation_config\.json: temperature must be .*, not -1"),
+        ("generation_config.json", '{"temperature": NaN, "top_p": 0, "top_k": 2.5}', r"_config\.json: temperature: .*nan; top_k must.*; top_p must"),
+        ("generation_config.json", '{"temperature": 1' + "0" * 400 + "}", r"generation_config\.json: temperature: expected a number, found 100"),
+        ("generation_config.json", '{"do_sample": "false"}', r"generation_config\.json: do_sample: expected true or false, found 'false'"),
+        ("generation_config.json", "[" * 200_000, r"generation_config\.json: expected JSON, found brackets"),
         ("generation_config.json", "{", r"generation_config\.json: expected JSON"),
         ("tokenizer.json", "{}", r"tokenizer\.json: expected a tokenizer"),
     ):
@@ -240,3 +248,17 @@ def test_a_template_may_stand_in_the_tokenizer_config_or_nowhere(tmp_path):
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "x"}]}))
     with pytest.raises(CheckpointError, match="expected one template, found list"):
         source.load(directory)
+
+
+def test_a_model_without_full_attention_is_refused_before_its_weights(tmp_path, monkeypatch):
+    def never(*_):
+        raise AssertionError("weights were made or read")
+
+    monkeypatch.setattr(source.weights, "random", never)
+    monkeypatch.setattr(source, "read_tensors", never)
+    with pytest.raises(ValueError, match="expected at least one full-attention layer, found 2 layers of linear attention"):
+        source.load("random:0.8b@2")
+    with pytest.raises(ValueError, match="expected at least one full-attention layer, found 4 layers of linear attention"):
+        source.load(tiny.write(tmp_path / "c", config=tiny.CONFIG | {"layer_types": ["linear_attention"] * 4}))
+    with pytest.raises(AssertionError, match="weights were made"):
+        source.load("random:0.8b@4")

@@ -2,11 +2,12 @@
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from qjax.config import EngineConfig
+from qjax.config import LARGEST_GRID, MOST_GB, CacheConfig, EngineConfig
 
 
 def parse(*flags):
@@ -59,9 +60,58 @@ def test_is_a_value():
         ("kv_gb", 0.0),
         ("kv_gb", float("nan")),
         ("kv_gb", float("inf")),
+        ("kv_gb", 1e308),
+        ("grid", 2 * LARGEST_GRID),
         ("context_tokens", 0),
     ],
 )
 def test_settings_out_of_range_are_named(field, value):
-    with pytest.raises(ValueError, match=f"{field} must be .*, not {value!r}"):
+    with pytest.raises(ValueError, match=f"{field} must be .*, not {re.escape(repr(value))}"):
         EngineConfig(**{field: value})
+
+
+def test_budgets_are_numbers_of_bytes():
+    """No budget is above what an int can be made of; the largest is one."""
+    fields = [f.name for f in dataclasses.fields(CacheConfig) if f.name.endswith("_gb")]
+    for name in fields:
+        assert CacheConfig(**{name: MOST_GB}).bytes(name) == 2**50
+        for value in (1e308, float("nan"), float("inf"), -1.0):
+            with pytest.raises(ValueError, match=f"^{name} must be a number of GiB, 0 to 1,048,576, not "):
+                CacheConfig(**{name: value})
+    assert len(fields) >= 6
+
+
+@pytest.mark.parametrize("text", ["", " ", "~no-such-user/cache"])
+def test_a_compile_cache_that_names_nothing_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        parse("--compile-cache", text)
+    assert f"argument --compile-cache: expected a directory or none, found {text!r}" in capsys.readouterr().err
+
+
+def test_a_compile_cache_must_be_a_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for path in (tmp_path / "file", tmp_path / "file" / "in", tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match=f"^compile_cache must be a directory that can be read or made, or none, not {re.escape(str(path))}$"):
+            EngineConfig(compile_cache=path)
+    for path in (tmp_path, tmp_path / "new" / "deep"):
+        assert EngineConfig(compile_cache=path).compile_cache == path
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_user_without_a_home_is_told(monkeypatch):
+    def lost():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", lost)
+    with pytest.raises(ValueError, match=r"^compile_cache must be given"):
+        EngineConfig()
+    assert EngineConfig(compile_cache=None).compile_cache is None
+
+
+def test_prefix_chunk_is_told_before_an_engine_is_made():
+    for chunk in (None, 0, 128):
+        CacheConfig(prefix_chunk=chunk).check(64)
+    for chunk in (-64, 100):
+        with pytest.raises(ValueError, match=f"^prefix_chunk must be a multiple of the grid, 64, or 0, not {chunk}$"):
+            CacheConfig(prefix_chunk=chunk).check(64)

@@ -51,12 +51,15 @@ def test_a_prompt_is_read_in_the_forwards_that_were_planned(engine, monkeypatch)
     seen.clear()
     run(engine, prompt(270))
     assert seen == [("prefill", 128), ("prefill", 128), ("step", 14)]
+    seen.clear()
+    run(engine, prompt(280))
+    assert seen == [("prefill", 128), ("prefill", 128), ("step", 16), ("step", 8)]
 
 
 def _counting(method, seen, name):
-    def counted(self, tokens, *more):
+    def counted(self, tokens, *more, **named):
         seen.append((name, len(tokens)))
-        return method(self, tokens, *more)
+        return method(self, tokens, *more, **named)
 
     return counted
 

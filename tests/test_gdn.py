@@ -19,7 +19,7 @@ chunk = partial(jax.jit, static_argnums=(7, 8))(gdn.chunk)
 step = partial(jax.jit, static_argnums=6)(gdn.step)
 close = partial(jax.jit, static_argnums=0)(qwen3_5.close_block)
 reopen = partial(jax.jit, static_argnums=0)(qwen3_5.reopen_block)
-reopen_at_line = partial(jax.jit, static_argnums=0)(qwen3_5.reopen_at_line)
+place = partial(jax.jit, static_argnums=0)(qwen3_5.place_block)
 freeze_sections = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_sections)
 freeze_inputs = partial(jax.jit, static_argnums=0)(qwen3_5.freeze_inputs)
 
@@ -94,10 +94,10 @@ class Layer:
         return real | {"u": np.asarray(self.opened["u"])[: tail + off]}
 
     def reopened(self, at_line=False):
-        """The same layer, its scratch made again from what a sequence keeps, or from what one keeps that ends on a block line."""
+        """The same layer, its scratch made again from what a sequence keeps; at_line: by what a step takes only at a block line."""
         other = Layer(self.c)
         sections, inputs = self.sequence()
-        (other.S,), (other.opened,) = reopen_at_line(self.c, sections) if at_line else reopen(self.c, self.params, sections, inputs)
+        (other.S,), (other.opened,) = place(self.c, sections, inputs) if at_line else reopen(self.c, self.params, sections, inputs)
         other.length = self.length
         return other
 

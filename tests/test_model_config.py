@@ -112,7 +112,8 @@ def test_eos_may_be_a_list_or_absent():
         ({"rope_parameters": None}, "expected rope_theta"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta: expected a number, found 'big'"),
         ({"rope_parameters": ROPE}, r"mrope_section: expected a sum of 2 .* found \[11, 11, 10\]"),
-        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "rotary dims: .*found 32"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 2.0}}, "partial_rotary_factor: .*at most 1, found 2.0"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.2}}, "rotary dims: .*found 3"),
         ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', found 'gelu'"),
         ({"attention_bias": True, "attn_output_gate": False}, "attention_bias: .*; attn_output_gate: expected True, found False"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype: expected 'float32'"),
@@ -134,6 +135,59 @@ def test_what_no_forward_pass_can_run_is_refused(change, message):
         ModelConfig.from_dict(CONFIG | change)
 
 
+HUGE = 10**400  # no float can hold it
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": ["bfloat16"]}, r"dtype: expected bfloat16, float16 or float32, found \['bfloat16'\]"),
+        ({"dtype": {}}, "dtype: expected bfloat16, float16 or float32, found {}"),
+        ({"rms_norm_eps": HUGE}, r"rms_norm_eps: expected a number, found 1000.*\.\.\. \(401 characters\)"),
+        ({"rms_norm_eps": 1e-50}, "rms_norm_eps: expected a small positive number, found 1e-50"),
+        ({"rope_parameters": {"rope_theta": HUGE}}, "rope_theta: expected a number, found 1000"),
+        ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta: expected a number, found inf"),
+        ({"rope_parameters": {"rope_theta": 1e300}}, r"rope_theta: expected a number, found 1e\+300"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": float("inf")}}, "partial_rotary_factor: expected .*, found inf"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": float("nan")}}, "partial_rotary_factor: expected .*, found nan"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": HUGE}}, "partial_rotary_factor: expected .*, found 1000"),
+        ({"rope_parameters": []}, r"rope_parameters: expected a JSON object, found \[\]"),
+        ({"rope_parameters": {"rope_theta": 1e7, "mrope_section": [1, "1"]}}, r"mrope_section: expected a list of whole numbers, found \[1, '1'\]"),
+        ({"rope_parameters": {"rope_theta": 1e7, "mrope_section": 2}}, "mrope_section: expected a list of whole numbers, found 2"),
+        ({"rope_parameters": {"rope_theta": 1e7, "mrope_section": [4, -2]}}, "mrope_section: expected a list of whole numbers"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false, found 'false'"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, found 1"),
+        ({"attention_bias": 0}, "attention_bias: expected False, found 0"),
+        ({"hidden_size": 10**30}, "hidden_size: expected a positive integer of at most 2,147,483,647, found 1000"),
+        ({"vocab_size": 10**13}, "vocab_size: expected a positive integer of at most 2,147,483,647, found 10000000000000"),
+        ({"head_dim": HUGE}, "head_dim: expected a positive integer of at most"),
+        ({"hidden_size": True}, "hidden_size: expected a positive integer, found True"),
+        ({"num_hidden_layers": 2**31 - 1, "layer_types": None}, "num_hidden_layers: expected a positive integer of at most 10,000"),
+        ({"layer_types": None, "full_attention_interval": True}, "full_attention_interval: expected a positive integer, found True"),
+        ({"layer_types": ["linear_attention", {}]}, "layer_types: expected a list of linear_attention and full_attention, found"),
+        ({"mtp_num_hidden_layers": []}, r"mtp_num_hidden_layers: expected a number of layers, found \[\]"),
+        ({"eos_token_id": 10**12}, "eos_token_id: expected a token id or a list of them, found 1000000000000"),
+        ({"eos_token_id": -1, "tie_word_embeddings": "no"}, "tie_word_embeddings: .*'no'; eos_token_id: .*found -1"),
+        ({"model_type": ["qwen3_5"]}, r"model_type: .*found \['qwen3_5'\]"),
+        ({"model_type": "x" * 5000}, r"model_type: .*found 'xx[^(]{50,80}\.\.\. \(5,002 characters\)"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_one_error_with_file_and_key(tmp_path, change, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    ModelConfig.from_file(path)
+    path.write_text(json.dumps(CONFIG | change))
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}") as e:
+        ModelConfig.from_file(path)
+    assert len(str(e.value)) < 500
+
+
+def test_null_is_the_default():
+    absent = {k: v for k, v in CONFIG.items() if k not in ("tie_word_embeddings", "rms_norm_eps", "eos_token_id")}
+    null = CONFIG | dict.fromkeys(("tie_word_embeddings", "rms_norm_eps", "eos_token_id", "mtp_num_hidden_layers"))
+    assert ModelConfig.from_dict(null) == ModelConfig.from_dict(absent)
+
+
 def test_missing_keys_are_all_named():
     with pytest.raises(CheckpointError, match="expected vocab_size, head_dim, found no such key"):
         ModelConfig.from_dict({k: v for k, v in CONFIG.items() if k not in ("vocab_size", "head_dim")})
@@ -141,10 +195,13 @@ def test_missing_keys_are_all_named():
 
 def test_file_errors_name_the_file(tmp_path):
     path = tmp_path / "config.json"
-    with pytest.raises(CheckpointError, match=r"config\.json: expected a readable config\.json, found No such file"):
+    with pytest.raises(CheckpointError, match=r"config\.json: expected a JSON file, found none"):
         ModelConfig.from_file(path)
     path.write_text('{"model_type": ')
     with pytest.raises(CheckpointError, match=r"config\.json: expected JSON"):
+        ModelConfig.from_file(path)
+    path.write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match=r"config\.json: expected JSON, found brackets nested too deeply"):
         ModelConfig.from_file(path)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json: .*found list"):
@@ -164,5 +221,6 @@ def test_layers_are_cut_and_continued_by_the_period():
     assert c.with_layers(5).period == 5
     assert c.with_layers(28).layer_types == (LINEAR, LINEAR, LINEAR, FULL) * 7
     assert c.with_layers(24) == c
-    with pytest.raises(CheckpointError, match="found 0"):
-        c.with_layers(0)
+    for wrong in (0, 10**9):
+        with pytest.raises(CheckpointError, match=f"at most 10,000, found {wrong}"):
+            c.with_layers(wrong)

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-import time
 from functools import partial
 
 import jax
@@ -15,14 +14,14 @@ from jax._src import monitoring
 from qjax.bench.plain import plain_programs
 from qjax.model import weights
 from qjax.model.qwen3_5 import layout, scratch_specs
-from qjax.programs import Programs, Shapes, use_compile_cache
+from qjax.programs import Programs, Shapes
 from qjax.sampling import Sampling
 from tests.models import prompt, tiny_config
 from tests.runs import decode, prefill
 
 STEPS = {(kind, rows) for kind in ("embed", "attention", "gdn step", "logits") for rows in (2, 4, 8, 16)}
 CHUNKS = ("embed", "attention", "gdn chunk", "norm", "head")
-OTHERS = {"close", "reopen", "reopen at line", "sections", "inputs", "caught", "copy_page"}
+OTHERS = {"close", "place", "reopen", "sections", "inputs", "caught", "copy_page"}
 
 
 def test_the_set_is_the_listed_one(embedded_engine, tiny_engine):
@@ -249,38 +248,3 @@ def test_the_bound_on_temporaries_would_notice(large):
     specs = jax.ShapeDtypeStruct(shape, np.uint16), jax.ShapeDtypeStruct((), np.int32)
     compiled = jax.jit(late, donate_argnums=0).lower(*specs).compile()
     assert compiled.memory_analysis().temp_size_in_bytes >= 2 * np.prod(shape, dtype=np.int64)
-
-
-@pytest.fixture
-def cache_afterwards(compile_cache):
-    yield
-    use_compile_cache(compile_cache)
-
-
-def compile_something(number):
-    """A program that no cache has seen: `number` and the time are constants of it."""
-    now = np.float32(time.time() % 1e5)
-    jax.jit(lambda x: x * number + now)(np.arange(5, dtype=np.float32))
-
-
-@pytest.mark.usefixtures("cache_afterwards")
-def test_the_compile_cache_is_where_the_engine_says(tmp_path):
-    """Private, and the one of the last engine that was started, also when another was in use before."""
-    use_compile_cache(tmp_path / "one")
-    compile_something(11)
-    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o700
-    assert any((tmp_path / "one").iterdir())
-    use_compile_cache(tmp_path / "two")
-    compile_something(12)
-    assert any((tmp_path / "two").iterdir())
-
-
-@pytest.mark.usefixtures("cache_afterwards")
-def test_no_compile_cache_keeps_nothing(compile_cache):
-    before = set(compile_cache.iterdir())
-    use_compile_cache(None)
-    compile_something(13)
-    assert set(compile_cache.iterdir()) == before
-    use_compile_cache(compile_cache)
-    compile_something(14)
-    assert set(compile_cache.iterdir()) > before  # control

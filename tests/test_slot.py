@@ -77,10 +77,8 @@ class Called(dict):
         return super().__getitem__(key)
 
 
-@pytest.mark.parametrize(
-    ("length", "programs"), [(128, ["reopen at line", "sections"]), (192, ["reopen at line", "sections"]), (200, ["reopen", "inputs", "sections"])]
-)
-def test_at_a_block_line_no_open_block_is_computed_or_copied(engine, monkeypatch, length, programs):
+@pytest.mark.parametrize(("length", "programs"), [(128, ["place", "sections"]), (192, ["place", "sections"]), (200, ["place", "inputs", "sections"])])
+def test_an_open_block_is_computed_for_a_step_only_and_at_a_line_not_copied(engine, monkeypatch, length, programs):
     sequence, _ = engine.prefill(prompt(length))
     called = Called(engine.programs.compiled)
     monkeypatch.setattr(engine.programs, "compiled", called)
@@ -90,6 +88,13 @@ def test_at_a_block_line_no_open_block_is_computed_or_copied(engine, monkeypatch
     assert_bits_equal(kept(engine.pool, again), kept(engine.pool, sequence))
     assert all(again.open[name] is sequence.open[name] for name in again.open) == (length % 64 == 0)
     assert any(np.asarray(a).any() for a in again.open.values()) == (length % 64 > 0)
+    called.keys_used.clear()
+    slot.prefill(prompt(20, seed=1), 64)
+    assert "reopen" not in called.keys_used
+    slot.close()
+    slot = engine.open(sequence)
+    slot.step([1])
+    assert ("reopen" in called.keys_used) == (length % 64 > 0)
     slot.close()
     engine.release(sequence)
 

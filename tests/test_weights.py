@@ -92,9 +92,9 @@ def test_numbers_are_spread_evenly_and_do_not_repeat():
 
 def test_a_random_model_speaks_through_the_embedded_tokenizer(monkeypatch):
     monkeypatch.setattr(ModelConfig, "preset", classmethod(lambda cls, name: dataclasses.replace(CONFIG, vocab=2048)))
-    model = source.load("random:small@2", seed=9)
-    assert (model.name, model.config.layer_types) == ("random:small@2", (LINEAR, LINEAR))
-    assert_bits_equal(model.params, random(dataclasses.replace(CONFIG, vocab=2048).with_layers(2), 9))
+    model = source.load("random:small@5", seed=9)
+    assert (model.name, model.config.layer_types) == ("random:small@5", (LINEAR, LINEAR, LINEAR, FULL, LINEAR))
+    assert_bits_equal(model.params, random(dataclasses.replace(CONFIG, vocab=2048).with_layers(5), 9))
     embedded = source.load("embedded")
     assert model.tokenizer.encode("hello") == embedded.tokenizer.encode("hello")
     assert model.tokenizer.stop_ids == (embedded.tokenizer.special["<|im_end|>"], embedded.tokenizer.special["<|endoftext|>"])

@@ -125,9 +125,13 @@ def forward_seconds(engine: Engine, sequence: State, new: list[int]) -> float:
         begin = time.perf_counter()
         while slot.length < end:
             rest = tokens[slot.length - end :]
-            if rest.size <= slot.verify_room():
-                slot.step(rest)
-                break
+            if n := slot.prompt_step(rest.size):
+                slot.step(rest[:n], logits=n == rest.size)
+                if n == rest.size:
+                    break
+                slot.accept(rest[:n])
+                engine.make_room(slot)
+                continue
             n, shape = slot.plan(rest.size)
             hidden, _ = slot.prefill(rest[:n], shape)
             if n == rest.size:

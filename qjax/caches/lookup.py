@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Caches:
     def __init__(self, pool: PagePool, config: CacheConfig | None = None, ledger: Ledger | None = None, decode: Callable | None = None):
         """decode: token ids -> text, for the ledger."""
         self.pool, self.config, self.ledger = pool, config or CacheConfig(), ledger or Ledger()
-        self.decode = decode
+        self.decode, self.clears = decode, 0
         self.resident = ResidentPrefix(pool, self.config, self._demote)
         config = self.config
         self.store = StateStore(pool, config.bytes("cache_budget_gb"), config.bytes("store_entry_gb"), config.prefix_chunk)
@@ -80,6 +81,7 @@ class Caches:
 
     def clear(self) -> None:
         """Empties every tier."""
+        self.clears += 1
         for tier in self.tiers:
             tier.clear()
         self.responses.clear()
@@ -95,7 +97,7 @@ class Request:
         self._caches, self._tokens, self._keys, self._tenant = caches, tokens, keys, tenant
         self._history = tokens.size if history is None else history
         self._anchors: list[Anchor] = []
-        self._dropped = caches.resident.dropped.copy()
+        self._dropped, self._clears = caches.resident.dropped.copy(), caches.clears
         begin = time.perf_counter()
         nearest, self._agrees = caches.resident.nearest(keys, tenant)
         self.restored: Restored | None = None
@@ -117,7 +119,7 @@ class Request:
             prompt_tokens=tokens.size,
             source=source,
             start=self.start,
-            agrees=self._agrees,
+            agrees=max(self._agrees, self.start),
             read_again=max(0, self._agrees - self.start),
             why=self._why(nearest, bool(failed)),
             failed=failed,
@@ -132,6 +134,8 @@ class Request:
         resident = self._caches.resident
         if failed:
             return Why.DAMAGED
+        if self.start >= max(1, self._agrees):
+            return Why.NONE if nearest is None or self.start > self._agrees or self._agrees == min(self._keys.size, nearest.length) else Why.DIFFERS
         if gone := resident.missed(self._keys, self._tenant, self._agrees):
             return Why.CLEARED if gone == "cleared" else Why.EVICTED
         if nearest is None:
@@ -176,6 +180,8 @@ class Request:
             self.add("end", sequence)
         elif length and all(a.length != length for a in (*self._anchors, *self._plan.inherited)):
             self.add("prompt", sequence)
+        if self._caches.clears > self._clears:  # what was taken before a clear does not come back by a request that it overtook
+            self._plan, self._anchors = replace(self._plan, inherited=[]), self._anchors[-1:]
         self._caches.resident.keep(self._plan, keys, self._tenant, sequence, self._anchors, min(self._history, length))
         self._record()
 

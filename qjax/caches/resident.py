@@ -208,7 +208,8 @@ class ResidentPrefix:
             for most in range(PIN_ANCHORS, 0, -1):
                 some = spread(session.anchors[:last], most)
                 if self._has(session, some[-1].length):
-                    break
+                    self._close(session, "park")
+                    return
                 if rows + live_bytes(some) <= budget:
                     self._demote(session)
                     session.role, session.anchors = "pinned", some

@@ -126,15 +126,14 @@ class StateStore:
 
     def take(self, hit: Hit) -> Restored:
         entry, start = hit.entry, hit.start
-        if entry not in self._entries:
-            raise Unusable("the snapshot was evicted after it was found")
         sections = _moved(entry.sections, "device")
         opened = _moved(entry.open, "device") or {s.name: jax.device_put(s.zeros()) for s in self._layout.open}
         try:
             pages = self._pool.copy_in(entry.rows, start)
         except PoolFull as full:
             raise Unusable(str(full)) from full
-        self._entries[entry] = self._entries.pop(entry)
+        if entry in self._entries:  # a snapshot is whole as long as the hit has it, also where room for its pages cost its place here
+            self._entries[entry] = self._entries.pop(entry)
         self._passed.discard(entry)
         self._counts["hits", entry.use] += 1
         sequence = Sequence(

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from qjax.commands.console import check
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
@@ -34,6 +35,7 @@ def run(args) -> int:
     config = EngineConfig.from_flags(args)
     if args.rows is not None and args.rows <= config.grid + BLOCK:
         raise ValueError(f"--rows must be above a grid and a block, {config.grid + BLOCK}, not {args.rows}")
+    check(args.model, config)
     console = Console(stderr=True)
     with console.status("loading and compiling") as status:
         engine = Engine(load(args.model), config)

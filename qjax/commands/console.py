@@ -1,6 +1,8 @@
 """What the commands share on a terminal: starting an engine, Ctrl-C as a request, a prefill's progress, an answer as it streams."""
 
 import contextlib
+import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,9 +13,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from qjax import generation
+from qjax.compile_cache import faults
 from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
-from qjax.model.source import load
+from qjax.model.config import ModelConfig
+from qjax.model.qwen3_5 import layout
+from qjax.model.source import EMBEDDED, load
 
 SHORT = 512  # tokens to read that need no progress: they take less than a line takes to read
 
@@ -23,23 +28,48 @@ def say(console: Console, text: str, style: str = "", end: str = "\n") -> None:
     console.print(Text(text, style=style), end=end, soft_wrap=True)
 
 
+def check(spec: str, config: EngineConfig, caches: CacheConfig | None = None) -> None:
+    """ValueError, before any weights are read, where the settings do not fit the model. A spec that `load` refuses is left to it."""
+    if caches is not None:
+        caches.check(config.grid)
+    directory = EMBEDDED if spec == "embedded" else spec
+    if preset := re.fullmatch(r"random:([^@]+)(?:@(\d{1,9}))?", spec):
+        model = ModelConfig.preset(preset[1])
+        model = model if preset[2] is None else model.with_layers(int(preset[2]))
+    elif spec and os.path.isdir(directory):
+        model = ModelConfig.from_file(Path(directory) / "config.json")
+    else:
+        return
+    if model.attention_layers:
+        config.pages(layout(model, config.grid), model.context)
+
+
 def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig | None = None) -> Engine:
     """Loads a model and compiles its programs; two dim lines say how long that took. caches: None for an engine that keeps nothing."""
+    check(spec, config, caches)
     model = load(spec)
     say(console, f"{model.name}: loaded in {model.load_seconds:.1f} s", "dim")
-    say(console, "compiling (up to a minute the first time) ... ", "dim", end="")
-    engine = Engine(model, config, caches)
-    kept = f", kept in {_short(config.compile_cache)}" if config.compile_cache else ""
+    say(console, "compiling (a minute or two the first time) ... ", "dim", end="")
+    try:
+        engine = Engine(model, config, caches)
+    except (Exception, SystemExit):  # the error begins a line; Ctrl-C ends this one by itself
+        say(console, "")
+        raise
+    kept = "".join(f", {part}" for part in (config.compile_cache and f"kept in {_short(config.compile_cache)}", faults()) if part)
     say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
     return engine
 
 
 def _short(path: Path) -> str:
-    return str(Path("~") / path.relative_to(Path.home())) if path.is_relative_to(Path.home()) else str(path)
+    with contextlib.suppress(RuntimeError, ValueError):  # no home, or not in it
+        return str(Path("~") / path.relative_to(Path.home()))
+    return str(path)
 
 
 class Interrupt:
     """Ctrl-C as a request to stop: inside the `with` the first one makes calls of this object True, a second one interrupts as usual.
+
+    Where it is ignored, as in a shell's background job, it stays so.
 
     An interrupt in the middle of a forward would lose the page pool, which the forward has taken over by then.
     """
@@ -53,11 +83,13 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         self._asked = False
         # Python takes signals in its main thread only; elsewhere nobody presses Ctrl-C
-        self._before = signal.signal(signal.SIGINT, self._ask) if threading.current_thread() is threading.main_thread() else None
+        self._before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else signal.SIG_IGN
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._ask)
         return self
 
     def __exit__(self, *error) -> None:
-        if self._before is not None:
+        if self._before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._before)
 
     @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """The sizes of a hybrid Qwen model, read from a Hugging Face config.json or taken from a preset."""
 
 import dataclasses
-import json
-import math
 from pathlib import Path
+
+from qjax.model.values import SIZE_MAX, CheckpointError, Fields, is_number, is_whole, read_json, shortened, shown, size_fault
 
 SUPPORTED = ("qwen3_5", "qwen3_5_text")
 LINEAR, FULL = "linear_attention", "full_attention"
+LAYERS_MAX = 10_000  # layer_types holds an entry for each
 
 # our field: the key in config.json, all positive integers that a config must name
 _SIZES = {
@@ -32,10 +33,6 @@ _FIXED = {
     "mamba_ssm_dtype": "float32",
 }
 _DTYPES = {None: "bfloat16", "bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}
-
-
-class CheckpointError(ValueError):
-    """A checkpoint, a config or a model name that cannot be used: the message says where, what was expected and what was found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +69,7 @@ class ModelConfig:
     model_type: str = "qwen3_5_text"
 
     def __post_init__(self):
-        faults = []
-        for field, key in _SIZES.items():
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                faults.append(f"{key}: expected a positive integer, found {value!r}")
+        faults = list(filter(None, (size_fault(key, getattr(self, field), _most(field)) for field, key in _SIZES.items())))
         if not faults:
             faults = list(self._misfits())
         if faults:
@@ -86,7 +79,7 @@ class ModelConfig:
         """Yield what contradicts what; the single sizes are known to be positive integers."""
         unknown = sorted(set(self.layer_types) - {LINEAR, FULL})
         if unknown:
-            yield f"layer_types: expected {LINEAR} or {FULL}, found {', '.join(map(repr, unknown))}"
+            yield f"layer_types: expected {LINEAR} or {FULL}, found {shortened(', '.join(map(shown, unknown)))}"
         if len(self.layer_types) != self.layers:
             yield f"layer_types: expected num_hidden_layers = {self.layers} entries, found {len(self.layer_types)}"
         if self.heads % self.kv_heads:
@@ -98,10 +91,10 @@ class ModelConfig:
         if self.rotary_dims % 2 or not 2 <= self.rotary_dims <= self.head_dim:
             yield f"rotary dims: expected an even number from 2 to head_dim = {self.head_dim}, found {self.rotary_dims}"
         if self.mrope_section and 2 * sum(self.mrope_section) != self.rotary_dims:
-            yield f"mrope_section: expected a sum of {self.rotary_dims // 2} (half the rotary dims), found {list(self.mrope_section)}"
-        if not (self.eps > 0 and math.isfinite(self.eps)):
+            yield f"mrope_section: expected a sum of {self.rotary_dims // 2} (half the rotary dims), found {shown(list(self.mrope_section))}"
+        if not (is_number(self.eps) and 1e-30 < self.eps < 1):  # its square root is a float32
             yield f"rms_norm_eps: expected a small positive number, found {self.eps!r}"
-        if not (self.rope_theta > 1 and math.isfinite(self.rope_theta)):
+        if not (is_number(self.rope_theta) and self.rope_theta > 1):
             yield f"rope_theta: expected a number above 1, found {self.rope_theta!r}"
         if self.dtype not in ("bfloat16", "float32"):
             yield f"dtype: expected bfloat16 or float32, found {self.dtype!r}"
@@ -130,9 +123,9 @@ class ModelConfig:
         return self.layers
 
     def with_layers(self, n: int) -> "ModelConfig":
-        """The same model with `n` layers: cut, or continued by its period. Raises CheckpointError for n < 1."""
-        if n < 1:
-            raise CheckpointError(f"layers: expected at least 1, found {n}")
+        """The same model with `n` layers: cut, or continued by its period. Raises CheckpointError for a number that no model has."""
+        if not is_whole(n, 1, LAYERS_MAX):
+            raise CheckpointError(f"layers: expected at least 1 and at most {LAYERS_MAX:,}, found {shown(n)}")
         unit = self.layer_types[: self.period]
         return dataclasses.replace(self, layers=n, layer_types=(unit * (n // len(unit) + 1))[:n])
 
@@ -142,7 +135,7 @@ class ModelConfig:
         known = {alias: full for full in _PRESETS for alias in (full, full.split("-", 1)[1])}
         full = known.get(name.lower())
         if full is None:
-            raise CheckpointError(f"preset: expected one of {', '.join(_PRESETS)}, found {name!r}")
+            raise CheckpointError(f"preset: expected one of {', '.join(_PRESETS)}, found {shown(name)}")
         layers = _PRESETS[full]["layers"]
         return cls(
             vocab=248320,
@@ -160,14 +153,9 @@ class ModelConfig:
     def from_file(cls, path: str | Path) -> "ModelConfig":
         """Read config.json. Raises CheckpointError that names the file for unreadable JSON and for all that from_dict refuses."""
         path = Path(path)
+        values = read_json(path)
         try:
-            d = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as e:
-            raise CheckpointError(f"{path}: expected a readable config.json, found {e.strerror or e}") from e
-        except ValueError as e:
-            raise CheckpointError(f"{path}: expected JSON, found {e}") from e
-        try:
-            return cls.from_dict(d)
+            return cls.from_dict(values)
         except CheckpointError as e:
             raise CheckpointError(f"{path}: {e}") from e
 
@@ -181,85 +169,75 @@ class ModelConfig:
             raise CheckpointError(f"text_config: expected a JSON object, found {type(text).__name__}")
         for kind in (d.get("model_type"), text.get("model_type", d.get("model_type"))):
             if kind not in SUPPORTED:
-                raise CheckpointError(f"model_type: expected one of {', '.join(SUPPORTED)}, found {kind!r} (this architecture is not supported)")
+                raise CheckpointError(f"model_type: expected one of {', '.join(SUPPORTED)}, found {shown(kind)} (this architecture is not supported)")
         missing = [key for key in _SIZES.values() if key not in text]
         if missing:
             raise CheckpointError(f"config: expected {', '.join(missing)}, found no such key")
-        fields = {field: text[key] for field, key in _SIZES.items()}
-        faults = [f"{k}: expected {v!r}, found {text[k]!r}" for k, v in _FIXED.items() if text.get(k, v) != v]
+        # 1 is no 'true': a flag of another type is another program's
+        faults = [
+            f"{k}: expected {v!r}, found {shown(text[k])}" for k, v in _FIXED.items() if k in text and (text[k] != v or type(text[k]) is not type(v))
+        ]
+        inner, outer = Fields(text, faults), Fields(d, faults)
+        fields = {field: inner.size(key, _most(field)) for field, key in _SIZES.items()}
         dtype = next((c[k] for c in (text, d) for k in ("dtype", "torch_dtype") if c.get(k) is not None), None)
-        if dtype not in _DTYPES:
-            faults.append(f"dtype: expected bfloat16, float16 or float32, found {dtype!r}")
-        mtp = text.get("mtp_num_hidden_layers") or 0
-        if isinstance(mtp, bool) or not isinstance(mtp, int) or mtp < 0:
-            faults.append(f"mtp_num_hidden_layers: expected a number of layers, found {mtp!r}")
-        if faults:
-            raise CheckpointError("config: " + "; ".join(faults))
-        return cls(
+        if dtype is not None and not (isinstance(dtype, str) and dtype in _DTYPES):
+            faults.append(f"dtype: expected bfloat16, float16 or float32, found {shown(dtype)}")
+            dtype = None
+        values = dict(
             **fields,
-            **_rope(text),
-            layer_types=_layer_types(text),
-            eps=_number(text, "rms_norm_eps", 1e-6),
+            **_rope(text, fields["head_dim"], faults),
+            layer_types=_layer_types(text, inner, fields["layers"], faults),
+            eps=inner.number("rms_norm_eps", 1e-6),
             # of a nested config the outer key is the one that decides whether lm_head.weight is in the file
-            tied=bool(d.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-            eos=_ids(text.get("eos_token_id", d.get("eos_token_id")), "eos_token_id"),
-            mtp_layers=mtp,
+            tied=outer.flag("tie_word_embeddings", False if text is d else inner.flag("tie_word_embeddings", False)),
+            eos=(outer if text.get("eos_token_id") is None else inner).ids("eos_token_id"),
+            mtp_layers=inner.read("mtp_num_hidden_layers", 0, "a number of layers", lambda n: is_whole(n, 0, LAYERS_MAX)),
             dtype=_DTYPES[dtype],
             model_type=d["model_type"],
         )
+        if faults:
+            raise CheckpointError("config: " + "; ".join(faults))
+        return cls(**values)
 
 
-def _number(d: dict, key: str, default: float) -> float:
-    """`d[key]` as a float, or the default where it is absent or null."""
-    value = d.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckpointError(f"{key}: expected a number, found {value!r}")
-    return float(value)
+def _most(field: str) -> int:
+    """The largest value that a field of _SIZES may have."""
+    return LAYERS_MAX if field == "layers" else SIZE_MAX
 
 
-def _ids(value, key: str) -> tuple[int, ...]:
-    """Token ids of a key that holds an id, a list of ids, or null."""
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise CheckpointError(f"{key}: expected a token id or a list of them, found {value!r}")
-    return tuple(ids)
-
-
-def _layer_types(text: dict) -> tuple[str, ...]:
+def _layer_types(text: dict, fields: Fields, layers: int, faults: list[str]) -> tuple[str, ...]:
     """`layer_types`, or every `full_attention_interval`-th layer full where the list is absent."""
     types = text.get("layer_types")
     if types is None:
-        every, layers = text.get("full_attention_interval", 4), text["num_hidden_layers"]
-        if isinstance(layers, bool) or not isinstance(layers, int):
-            return ()  # the sizes are checked later, with the others
-        if not isinstance(every, int) or every < 1:
-            raise CheckpointError(f"full_attention_interval: expected a positive integer, found {every!r}")
+        every = fields.size("full_attention_interval", default=4)
         return tuple(FULL if (i + 1) % every == 0 else LINEAR for i in range(layers))
-    if not isinstance(types, list):
-        raise CheckpointError(f"layer_types: expected a list, found {types!r}")
-    return tuple(map(str, types))
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        faults.append(f"layer_types: expected a list of {LINEAR} and {FULL}, found {shown(types)}")
+        return ()
+    return tuple(types)
 
 
-def _rope(text: dict) -> dict:
+def _rope(text: dict, head_dim: int, faults: list[str]) -> dict:
     """The rotary fields. `rope_parameters` holds them in current files, `rope_scaling` and outer keys in older ones."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    name = "rope_parameters" if text.get("rope_parameters") not in (None, {}) else "rope_scaling"
+    rope = {} if text.get(name) is None else text[name]
     if not isinstance(rope, dict):
-        raise CheckpointError(f"rope_parameters: expected a JSON object, found {rope!r}")
+        faults.append(f"{name}: expected a JSON object, found {shown(rope)}")
+        return {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise CheckpointError(f"rope_type: expected 'default', found {kind!r} (scaled rotary positions are not supported)")
-    outer = {k: text[k] for k in ("rope_theta", "partial_rotary_factor") if k in text}
-    merged = {**outer, **rope}
+        faults.append(f"rope_type: expected 'default', found {shown(kind)} (scaled rotary positions are not supported)")
+    merged = {k: text[k] for k in ("rope_theta", "partial_rotary_factor") if k in text} | rope
     if merged.get("rope_theta") is None:
-        raise CheckpointError("rope_parameters: expected rope_theta, found no such key")
-    factor = _number(merged, "partial_rotary_factor", 0.25)
-    head_dim = text["head_dim"] if isinstance(text["head_dim"], int) else 0
+        faults.append("rope_parameters: expected rope_theta, found no such key")
+    fields = Fields(merged, faults)
+    parts = fields.read("mrope_section", (), "a list of whole numbers", lambda x: isinstance(x, list) and all(map(is_whole, x)))
     return {
-        "rope_theta": _number(merged, "rope_theta", 1e7),
-        "rotary_dims": int(head_dim * factor),
-        "mrope_section": _ids(rope.get("mrope_section"), "mrope_section"),
+        "rope_theta": fields.number("rope_theta", 1e7),
+        "rotary_dims": int(
+            head_dim * fields.read("partial_rotary_factor", 0.25, "a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1)
+        ),
+        "mrope_section": tuple(parts),
     }
 
 

@@ -1,12 +1,19 @@
 """A converted checkpoint: the stacked tree as an Orbax checkpoint, beside the small files of the directory that it was made from."""
 
+import contextlib
 import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 
-from qjax.model.checkpoint import CheckpointError, read_json
+from qjax.interrupts import deferred
 from qjax.model.config import ModelConfig
+from qjax.model.values import CheckpointError, read_json, shortened, shown
 from qjax.model.weights import spec
 
 MARKER, PARAMS = "qjax.json", "params"
@@ -19,9 +26,16 @@ def is_converted(directory: Path) -> bool:
 
 
 def write(directory: Path, params: dict, config: ModelConfig) -> None:
-    """Write the tree into an existing directory, and last the marker, which lists the files of the tree with their lengths."""
-    with _checkpointer() as checkpointer:
-        checkpointer.save(directory.resolve() / PARAMS, params)
+    """Write the tree into an existing directory, and last the marker, which lists the files of the tree with their lengths.
+
+    Raises OSError where the tree cannot be written. Ctrl-C waits for Orbax.
+    """
+    try:
+        with _orbax() as checkpointer:
+            checkpointer.save(directory.resolve() / PARAMS, params)
+    except Exception as e:  # a full disk is a ValueError of tensorstore's, with the system's error in its text
+        number = re.search(r"os_error_code='(\d+)'", str(e))
+        raise OSError(os.strerror(int(number[1])) if number else shortened(str(e))) from e
     marker = {"format": FORMAT, "dtype": config.dtype, "bytes": _lengths(directory)}
     (directory / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
 
@@ -30,9 +44,9 @@ def read(directory: Path, config: ModelConfig) -> dict:
     """The tree as jax arrays on the default device, in the form that is held. Raises CheckpointError."""
     marker = read_json(directory / MARKER)
     if marker.get("format") != FORMAT or not isinstance(marker.get("bytes"), dict):
-        raise CheckpointError(f"{directory / MARKER}: expected format {FORMAT}, found {marker.get('format')!r}")
+        raise CheckpointError(f"{directory / MARKER}: expected format {FORMAT}, found {shown(marker.get('format'))}")
     if marker.get("dtype") != config.dtype:
-        raise CheckpointError(f"{directory}: expected weights converted as {config.dtype}, found {marker.get('dtype')!r}")
+        raise CheckpointError(f"{directory}: expected weights converted as {config.dtype}, found {shown(marker.get('dtype'))}")
     there = _lengths(directory)
     # a restore of a cut file fails only after it began, and then also in the threads that it left behind
     faults = [f"{k}: expected {n} bytes, found {there.get(k, 'no file')}" for k, n in marker["bytes"].items() if there.get(k) != n]
@@ -44,7 +58,7 @@ def read(directory: Path, config: ModelConfig) -> dict:
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     target = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), spec(config))
     try:
-        with _checkpointer() as checkpointer:
+        with _orbax() as checkpointer:
             _compare(path, checkpointer.metadata(path).item_metadata.tree, target)
             args = ocp.checkpoint_utils.construct_restore_args(target)
             return checkpointer.restore(path, ocp.args.PyTreeRestore(item=target, restore_args=args))
@@ -74,8 +88,46 @@ def _compare(path: Path, found: dict, wanted: dict) -> None:
         raise CheckpointError(f"{path}: leaves do not fit the config:" + "".join(f"\n  {f}" for f in faults))
 
 
-def _checkpointer():
-    """Orbax's checkpointer (imported here: it takes 0.7 s), storing plain bytes: zstd halves the speed of a load and saves a quarter."""
-    import orbax.checkpoint as ocp
+@contextlib.contextmanager
+def _orbax() -> Iterator:
+    """Orbax's checkpointer, storing plain bytes: zstd halves the speed of a load and saves a quarter.
 
-    return ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False, use_compression=False)
+    Its threads go on when an interruption has left it, so Ctrl-C waits until it has ended. Each of them reports a failure that the error says
+    too, with a traceback, some of them long after it: what they report is dropped from here on, until Orbax succeeds.
+    """
+    import orbax.checkpoint as ocp  # here: it takes 0.7 s
+
+    hook = sys.unraisablehook
+    with deferred():
+        for name, dropped in _DROPPED.items():
+            logging.getLogger(name).addFilter(dropped)
+        sys.unraisablehook = _without_late_writes(hook)
+        with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False, use_compression=False) as checkpointer:
+            yield checkpointer
+        sys.unraisablehook = hook
+        for name, dropped in _DROPPED.items():
+            logging.getLogger(name).removeFilter(dropped)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
+_DROPPED = {"absl": _nothing, "asyncio": _not_of_orbax}  # absl's logger is Orbax's alone here
+
+
+def _without_late_writes(hook: Callable) -> Callable:
+    """A sys.unraisablehook but for writes of tensorstore's threads that end when the first failure has closed Orbax's event loop."""
+    if getattr(hook, "drops_late_writes", False):
+        return hook
+
+    def filtered(args):
+        if str(args.exc_value) != "Event loop is closed":
+            hook(args)
+
+    filtered.drops_late_writes = True
+    return filtered

@@ -3,7 +3,8 @@
 Its layout only: a checkpoint of this family is refused where a model is loaded.
 """
 
-from qjax.model.config import CheckpointError
+from qjax.model.config import LAYERS_MAX
+from qjax.model.values import SIZE_MAX, CheckpointError, is_whole, shortened, shown, size_fault
 from qjax.state import BLOCK, Layout, Section, View
 
 MODEL_TYPES = ("qwen4_exp", "qwen4_exp_text")
@@ -40,12 +41,14 @@ def layout(values: dict, grid: int = GRID) -> Layout:
     text = values.get("text_config", values)
     if not isinstance(text, dict):
         raise CheckpointError(f"text_config: expected a JSON object, found {type(text).__name__}")
-    faults = [f"{key}: expected a positive integer, found {text.get(key)!r}" for key in _SIZES if not _positive(text.get(key))]
-    ple, mtp = text.get("ple_layer_ids"), text.get("mtp_num_hidden_layers") or 0
-    if mtp and not _positive(mtp):
-        faults.append(f"mtp_num_hidden_layers: expected a number of layers, found {mtp!r}")
-    if not isinstance(ple, list):
-        faults.append(f"ple_layer_ids: expected a list of layers, found {ple!r}")
+    most = {"num_hidden_layers": LAYERS_MAX}
+    faults = [fault for key in _SIZES if (fault := size_fault(key, text.get(key), most.get(key, SIZE_MAX)))]
+    ple, mtp = text.get("ple_layer_ids"), text.get("mtp_num_hidden_layers")
+    mtp = 0 if mtp is None else mtp
+    if not is_whole(mtp, 0, LAYERS_MAX):
+        faults.append(f"mtp_num_hidden_layers: expected a number of layers, found {shown(mtp)}")
+    if not isinstance(ple, list) or not all(is_whole(i, 0, LAYERS_MAX) for i in ple):
+        faults.append(f"ple_layer_ids: expected a list of layers, found {shown(ple)}")
     if faults:
         raise CheckpointError("config: " + "; ".join(faults))
     gdn, attention = _layers(text)
@@ -77,22 +80,18 @@ def layout(values: dict, grid: int = GRID) -> Layout:
     )
 
 
-def _positive(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _layers(text: dict) -> tuple[int, int]:
     """GDN layers and attention layers; published files call the sparse attention layers full_attention, other tools by other names."""
     layers, types = text["num_hidden_layers"], text.get("layer_types")
     if types is None:
         every = text.get("full_attention_interval", 4)
-        if not _positive(every):
-            raise CheckpointError(f"full_attention_interval: expected a positive integer, found {every!r}")
+        if fault := size_fault("full_attention_interval", every):
+            raise CheckpointError(fault)
         return layers - layers // every, layers // every
     if not isinstance(types, list) or len(types) != layers:
-        raise CheckpointError(f"layer_types: expected a list of num_hidden_layers = {layers} entries, found {types!r}")
+        raise CheckpointError(f"layer_types: expected a list of num_hidden_layers = {layers} entries, found {shown(types)}")
     unknown = sorted({str(kind) for kind in types} - {"linear_attention", "full_attention", "indexed_attention", "qwen_sparse_attention"})
     if unknown:
-        raise CheckpointError(f"layer_types: expected linear_attention or full_attention, found {', '.join(unknown)}")
+        raise CheckpointError(f"layer_types: expected linear_attention or full_attention, found {shortened(', '.join(unknown))}")
     gdn = types.count("linear_attention")
     return gdn, layers - gdn

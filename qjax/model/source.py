@@ -1,6 +1,7 @@
 """Where a model comes from: a Hugging Face directory, a converted one, the embedded checkpoint, or random weights of a preset's sizes."""
 
 import dataclasses
+import os
 import re
 import time
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import jax
 
 from qjax.model import converted, weights
-from qjax.model.checkpoint import CheckpointError, read_json, read_tensors
+from qjax.model.checkpoint import read_tensors
 from qjax.model.config import ModelConfig
 from qjax.model.template import Template
 from qjax.model.tokenizer import Tokenizer
+from qjax.model.values import CheckpointError, Fields, is_number, read_json, shortened, shown
+from qjax.sampling import Sampling
 
 EMBEDDED = Path(__file__).parent.parent / "embedded"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "repetition_penalty")
@@ -40,16 +43,16 @@ def load(spec: str | Path, *, dtype: str | None = None, seed: int = 0) -> Model:
     """
     spec = str(spec)
     if spec.startswith("random:"):
-        parts = re.fullmatch(r"random:([^@]+)(?:@(\d+))?", spec)
+        parts = re.fullmatch(r"random:([^@]+)(?:@(\d{1,9}))?", spec)
         if parts is None:
-            raise CheckpointError(f"model: expected random:PRESET[@LAYERS], found {spec!r}")
+            raise CheckpointError(f"model: expected random:PRESET[@LAYERS], found {shown(spec)}")
         config = ModelConfig.preset(parts[1])
         config = config if parts[2] is None else config.with_layers(int(parts[2]))
         return _assemble(spec, EMBEDDED, _typed(config, dtype), lambda config: weights.random(config, seed))
     directory = EMBEDDED if spec == "embedded" else Path(spec)
-    if not directory.is_dir():
-        found = "a file" if directory.exists() else "nothing there"
-        raise CheckpointError(f'{spec}: expected a directory, "embedded" or "random:PRESET[@LAYERS]", found {found}')
+    if not spec or not os.path.isdir(directory):  # Path's own raises for a name too long; Path("") is the current directory
+        found = "an empty name" if not spec else "a file" if os.path.exists(directory) else "nothing there"
+        raise CheckpointError(f'{shortened(spec) or "model"}: expected a directory, "embedded" or "random:PRESET[@LAYERS]", found {found}')
     config = _typed(ModelConfig.from_file(directory / "config.json"), dtype)
     name = spec if spec == "embedded" else directory.resolve().name
     reader = converted.read if converted.is_converted(directory) else read_tensors
@@ -62,6 +65,8 @@ def _typed(config: ModelConfig, dtype: str | None) -> ModelConfig:
 
 def _assemble(name: str, directory: Path, config: ModelConfig, make_params) -> Model:
     """The model of `make_params(config)` with the tokenizer, template and defaults of a directory; the cheap checks come first."""
+    if not config.attention_layers:  # a sequence without pages: its layout is sound, and no engine can hold it
+        raise CheckpointError(f"{name}: expected at least one full-attention layer, found {config.layers} layers of linear attention")
     tokenizer = Tokenizer.from_directory(directory, () if name.startswith("random:") else config.eos)
     if tokenizer.size > config.vocab:
         raise CheckpointError(f"{directory / 'tokenizer.json'}: expected ids below vocab_size = {config.vocab}, found {tokenizer.size - 1}")
@@ -96,8 +101,17 @@ def _generation(directory: Path) -> dict:
     """The sampling fields of generation_config.json; a temperature of 0 where it says do_sample false."""
     path = directory / "generation_config.json"
     stated = read_json(path, required=False)
+    faults = []
+    sample = Fields(stated, faults).flag("do_sample", True)
     fields = {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
-    faults = [f"{k}: expected a number, found {v!r}" for k, v in fields.items() if isinstance(v, bool) or not isinstance(v, (int, float))]
+    for key, value in fields.items():
+        if not is_number(value):
+            faults.append(f"{key}: expected a number, found {shown(value)}")
+            continue
+        try:
+            Sampling(**{key: value})
+        except ValueError as e:
+            faults.append(str(e))
     if faults:
         raise CheckpointError(f"{path}: {'; '.join(faults)}")
-    return fields | {"temperature": 0.0} if stated.get("do_sample") is False else fields
+    return fields if sample else fields | {"temperature": 0.0}

@@ -1,6 +1,7 @@
 """One small engine for the commands' tests, and answers that are written down: no test depends on what the embedded model says."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 from qjax.pages import PagePool
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C is what it is in a terminal, also where the tests run in the background and a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

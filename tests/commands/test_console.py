@@ -1,12 +1,18 @@
 """What the commands share: how an answer and a prefill are shown, and Ctrl-C as a request."""
 
 import io
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
-from qjax.commands.console import Answer, Interrupt, Reading
+from qjax.cli import main
+from qjax.commands import console as commands_console
+from qjax.commands.console import Answer, Interrupt, Reading, start
+from qjax.config import CacheConfig, EngineConfig
 from qjax.generation import Progress
 
 
@@ -88,3 +94,58 @@ def test_first_interrupt_asks_and_the_second_interrupts():
         signal.raise_signal(signal.SIGINT)
         assert interrupt()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    """As in a shell's background job; nothing may raise there, whether lifted or not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        with interrupt.lifted():
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    ("config", "caches", "message"),
+    [
+        (dict(context_tokens=300_000), None, "context_tokens must be at most the model's 262,144, not 300,000"),
+        (dict(kv_gb=1e-9), None, "kv_gb must hold a page of"),
+        (dict(), dict(prefix_chunk=5), "prefix_chunk must be a multiple of the grid"),
+    ],
+)
+@pytest.mark.parametrize("model", ["embedded", "random:0.8b@4"])
+def test_settings_that_do_not_fit_are_told_before_anything_is_loaded(model, config, caches, message, monkeypatch):
+    monkeypatch.setattr(commands_console, "load", lambda spec: pytest.fail("the weights were read"))
+    console, file = shown()
+    with pytest.raises(ValueError, match=message):
+        start(model, EngineConfig(compile_cache=None, **config), console, caches and CacheConfig(**caches))
+    assert file.getvalue() == ""
+
+
+def test_an_error_while_compiling_begins_a_line(monkeypatch):
+    def fails(*arguments):
+        raise OSError("no room")
+
+    monkeypatch.setattr(commands_console, "Engine", fails)
+    console, file = shown()
+    with pytest.raises(OSError, match="no room"):
+        start("embedded", EngineConfig(), console)
+    assert file.getvalue().endswith("compiling (a minute or two the first time) ... \n")
+
+
+@pytest.mark.parametrize("flags", [["--kv-gb", "1e308"], ["--kv-gb", "1e-9"], ["--context-tokens", "999999999"], ["--compile-cache", __file__]])
+@pytest.mark.parametrize("command", ["chat", "demo", "certify"])
+def test_commands_tell_a_wrong_setting_in_one_line(command, flags, capsys):
+    assert main([command, *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"qjax: error: {flags[0][2:].replace('-', '_')} must ")
+
+
+def test_a_line_that_is_not_ascii_does_not_end_a_chat(flags):
+    command = [sys.executable, "-m", "qjax.cli", "chat", "--max-tokens", "2", *flags]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, input="café\n/help\n".encode(), capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"/new    begin again" in done.stdout

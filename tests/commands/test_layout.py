@@ -90,3 +90,50 @@ def test_wrong_names_are_one_line(capsys, model, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_columns_stay_apart_whatever_the_sizes(capsys):
+    """The largest model and page that there can be."""
+    assert main(["layout", "27b@10000", "--grid", "1048576"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ends = [len(line.split("  (")[0]) for line in lines if line.startswith("  ")]
+    assert len(set(ends)) == 1
+    leaf = next(line for line in lines if line.startswith("  gdn.S ")).split("  ")
+    assert [word.strip() for word in leaf if word] == ["gdn.S", "7500 × 48 × 128 × 128", "float32", "23,592,960,000"]
+
+
+@pytest.mark.parametrize("argv", [["27b", "--grid", "256000000000000000000000"], ["0.8b@99999999"], ["random:27b@99999999"]])
+def test_sizes_are_bounded(capsys, argv):
+    assert main(["layout", *argv]) == 2
+    error = capsys.readouterr().err
+    assert "at most 1" in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_no_directory_of_a_checkpoint_is_said_in_one_short_line(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text("x")
+    cases = [
+        (str(path), f"{path}: expected a directory with a config.json, found a file"),
+        ("x" * 5000, "(5,002 characters); a layout also has"),
+        ("", "found ''"),
+        ("27b@" + "9" * 5000, "(5,006 characters); a layout also has"),
+        ("27b@999999999", "at most 10,000, found 999999999"),
+    ]
+    for content in ("[" * 200_000, json.dumps({"model_type": "qwen4_exp", "hidden_size": 10**400})):
+        directory = tmp_path / str(len(content))
+        directory.mkdir()
+        (directory / "config.json").write_text(content)
+        cases.append(
+            (
+                str(directory),
+                "nested too deeply" if content[0] == "[" else "hidden_size: expected a positive integer of at most 2,147,483,647, found 1",
+            )
+        )
+    for model, message in cases:
+        assert main(["layout", model]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("qjax: error: ")
+        assert message in shown
+        assert len(shown) < 1200
+        assert shown.count("\n") == 1

@@ -234,7 +234,7 @@ def test_a_full_pool_gives_up_what_is_kept(tiny_engine, budget):
         assert_warm_is_cold(tiny_engine, prompt(440, seed=8), "cold", 0)
         assert caches.resident.dropped["pool"] > 0
         record = assert_warm_is_cold(tiny_engine, prompt(210, seed=0), *(("store", 200) if budget else ("cold", 0)))
-        assert record.why == "evicted"
+        assert record.why == ("none" if budget else "evicted")
         caches.clear()
         record, *_ = answer(tiny_engine, prompt(200, seed=0))
         assert (record.source, record.why) == ("cold", "cleared")
@@ -326,3 +326,18 @@ def test_logits_that_an_anchor_keeps_are_its_own(tiny_engine, caches):
     anchors = [a for s in caches.resident.sessions for a in s.anchors if a.logits is not None]
     assert anchors
     assert all(a.logits.base is None for a in anchors)
+
+
+def test_a_store_hit_is_taken_though_making_room_for_it_costs_its_place(tiny_engine):
+    """Room for its pages is made by demoting a session, whose snapshot takes the place of the one that was found."""
+    layout = tiny_engine.layout
+    with cached(tiny_engine, cache_budget_gb=(layout.section_bytes + layout.open_bytes + 330 * (layout.row_bytes + 12)) / GB) as caches:
+        answer(tiny_engine, prompt(300, seed=0))
+        for seed in range(1, 4):
+            answer(tiny_engine, prompt(300, seed=seed))
+        assert caches.store.stats()["entries"] == 1
+        kept = next(iter(caches.store._entries))
+        seed = next(seed for seed in range(4) if np.array_equal(kept.keys[:300], prompt(300, seed=seed)))
+        record, *warm = answer(tiny_engine, prompt(310, seed=seed))
+        assert (record.source, record.start, record.agrees, record.failed) == ("store", 300, 300, [])
+        assert_bits_equal(warm[1], cold(tiny_engine, prompt(310, seed=seed))[1])
