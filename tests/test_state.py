@@ -58,7 +58,7 @@ def test_a_sequence_is_a_frozen_tree():
     with pytest.raises(dataclasses.FrozenInstanceError):
         sequence.length = 3
     leaves, structure = jax.tree.flatten(sequence)
-    assert len(leaves) == 3 + len(sequence.sections) + len(sequence.open)  # the length is an array among them, never static
+    assert len(leaves) == 4 + len(sequence.sections) + len(sequence.open)  # the length is an array among them, never static
     again = jax.tree.unflatten(structure, leaves)
     assert again.sections["gdn.S"] is sequence.sections["gdn.S"]
 
