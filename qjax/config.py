@@ -142,15 +142,17 @@ class CacheConfig(Flags):
         default=None,
         metadata=_flag(int, "tokens between the lines at which a head may be kept in the store, 0 for none (default: the grid)", metavar="N"),
     )
-    response_cache_mb: int = field(default=0, metadata=_flag(int, "answers of identical greedy requests, in MiB (default 0, off)", metavar="N"))
+    ledger: Path | None = field(
+        default=None,
+        metadata=_flag(lambda text: Path(text).expanduser(), "file that gets a line for each request, for `qjax ledger`", metavar="FILE"),
+    )
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.name.endswith("_gb"):
                 self._check(f.name, f"a number of GiB, 0 to {MOST_GB:,}", 0 <= value <= MOST_GB)
-        for name in ("resident_guest_max", "response_cache_mb"):
-            self._check(name, "a whole number, 0 or more", getattr(self, name) >= 0)
+        self._check("resident_guest_max", "a whole number, 0 or more", self.resident_guest_max >= 0)
 
     def check(self, grid: int) -> None:
         """ValueError where a cache cannot work on this grid."""

@@ -25,7 +25,6 @@ SOURCES = {
     "parked": "the kept sequence of another session",
     "guest": "the kept sequence of a short request",
     "store": "a snapshot of the state store",
-    "response": "a whole answer that was kept",
     "given": "a sequence that the caller gave",
 }
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from qjax.caches.anchors import Anchor
 from qjax.caches.resident import ResidentPrefix
-from qjax.caches.response import ResponseCache
 from qjax.caches.session import Session
 from qjax.caches.store import StateStore, snapshot_bytes
 from qjax.caches.tier import Hit, Restored, Tier, Unusable
@@ -26,14 +25,13 @@ CONTEXT = 4
 class Caches:
     """All tiers of an engine, in the order of the lookup. One thread owns them, as the pool."""
 
-    def __init__(self, pool: PagePool, config: CacheConfig | None = None, ledger: Ledger | None = None, decode: Callable | None = None):
+    def __init__(self, pool: PagePool, config: CacheConfig | None = None, decode: Callable | None = None):
         """decode: token ids -> text, for the ledger."""
-        self.pool, self.config, self.ledger = pool, config or CacheConfig(), ledger or Ledger()
+        config = config or CacheConfig()
+        self.pool, self.config, self.ledger = pool, config, Ledger(path=config.ledger)
         self.decode, self.clears = decode, 0
-        self.resident = ResidentPrefix(pool, self.config, self._demote)
-        config = self.config
+        self.resident = ResidentPrefix(pool, config, self._demote)
         self.store = StateStore(pool, config.bytes("cache_budget_gb"), config.bytes("store_entry_gb"), config.prefix_chunk)
-        self.responses = ResponseCache(config.response_cache_mb * 2**20)
         self.tiers: tuple[Tier, ...] = (self.resident, self.store)
 
     def find(self, keys: np.ndarray, tenant: str) -> list[Hit]:
@@ -76,15 +74,13 @@ class Caches:
         return hit.tier.take(hit)
 
     def stats(self) -> dict[str, dict]:
-        tiers = {tier.name: tier.stats() for tier in self.tiers}
-        return tiers | {"responses": self.responses.stats(), "ledger": self.ledger.totals()}
+        return {tier.name: tier.stats() for tier in self.tiers} | {"ledger": self.ledger.totals()}
 
     def clear(self) -> None:
         """Empties every tier."""
         self.clears += 1
         for tier in self.tiers:
             tier.clear()
-        self.responses.clear()
 
 
 class Request:

@@ -1,8 +1,6 @@
 """What the commands share on a terminal: starting an engine, Ctrl-C as a request, a prefill's progress, an answer as it streams."""
 
 import contextlib
-import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,9 +14,8 @@ from qjax import generation
 from qjax.compile_cache import faults
 from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
-from qjax.model.config import ModelConfig
 from qjax.model.qwen3_5 import layout
-from qjax.model.source import EMBEDDED, load
+from qjax.model.source import find, load
 
 SHORT = 512  # tokens to read that need no progress: they take less than a line takes to read
 
@@ -29,18 +26,11 @@ def say(console: Console, text: str, style: str = "", end: str = "\n") -> None:
 
 
 def check(spec: str, config: EngineConfig, caches: CacheConfig | None = None) -> None:
-    """ValueError, before any weights are read, where the settings do not fit the model. A spec that `load` refuses is left to it."""
+    """ValueError, before any weights are read, where there is no such model or the settings do not fit it."""
     if caches is not None:
         caches.check(config.grid)
-    directory = EMBEDDED if spec == "embedded" else spec
-    if preset := re.fullmatch(r"random:([^@]+)(?:@(\d{1,9}))?", spec):
-        model = ModelConfig.preset(preset[1])
-        model = model if preset[2] is None else model.with_layers(int(preset[2]))
-    elif spec and os.path.isdir(directory):
-        model = ModelConfig.from_file(Path(directory) / "config.json")
-    else:
-        return
-    if model.attention_layers:
+    _, model = find(spec)
+    if model.attention_layers:  # without one `load` refuses it
         config.pages(layout(model, config.grid), model.context)
 
 

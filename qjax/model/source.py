@@ -42,25 +42,28 @@ def load(spec: str | Path, *, dtype: str | None = None, seed: int = 0) -> Model:
     `dtype`: "bfloat16" or "float32" instead of the config's own. Raises CheckpointError.
     """
     spec = str(spec)
-    if spec.startswith("random:"):
-        parts = re.fullmatch(r"random:([^@]+)(?:@(\d{1,9}))?", spec)
-        if parts is None:
-            raise CheckpointError(f"model: expected random:PRESET[@LAYERS], found {shown(spec)}")
-        config = ModelConfig.preset(parts[1])
-        config = config if parts[2] is None else config.with_layers(int(parts[2]))
-        return _assemble(spec, EMBEDDED, _typed(config, dtype), lambda config: weights.random(config, seed))
-    directory = EMBEDDED if spec == "embedded" else Path(spec)
-    if not spec or not os.path.isdir(directory):  # Path's own raises for a name too long; Path("") is the current directory
-        found = "an empty name" if not spec else "a file" if os.path.exists(directory) else "nothing there"
-        raise CheckpointError(f'{shortened(spec) or "model"}: expected a directory, "embedded" or "random:PRESET[@LAYERS]", found {found}')
-    config = _typed(ModelConfig.from_file(directory / "config.json"), dtype)
+    directory, config = find(spec)
+    config = config if dtype is None else dataclasses.replace(config, dtype=dtype)
+    if directory is None:
+        return _assemble(spec, EMBEDDED, config, lambda config: weights.random(config, seed))
     name = spec if spec == "embedded" else directory.resolve().name
     reader = converted.read if converted.is_converted(directory) else read_tensors
     return _assemble(name, directory, config, lambda config: reader(directory, config))
 
 
-def _typed(config: ModelConfig, dtype: str | None) -> ModelConfig:
-    return config if dtype is None else dataclasses.replace(config, dtype=dtype)
+def find(spec: str) -> tuple[Path | None, ModelConfig]:
+    """The directory of a model (None for random weights) and its config; no weights are read. Raises CheckpointError."""
+    if spec.startswith("random:"):
+        parts = re.fullmatch(r"random:([^@]+)(?:@(\d{1,9}))?", spec)
+        if parts is None:
+            raise CheckpointError(f"model: expected random:PRESET[@LAYERS], found {shown(spec)}")
+        config = ModelConfig.preset(parts[1])
+        return None, config if parts[2] is None else config.with_layers(int(parts[2]))
+    directory = EMBEDDED if spec == "embedded" else Path(spec)
+    if not spec or not os.path.isdir(directory):  # Path's own raises for a name too long; Path("") is the current directory
+        found = "an empty name" if not spec else "a file" if os.path.exists(directory) else "nothing there"
+        raise CheckpointError(f'{shortened(spec) or "model"}: expected a directory, "embedded" or "random:PRESET[@LAYERS]", found {found}')
+    return directory, ModelConfig.from_file(directory / "config.json")
 
 
 def _assemble(name: str, directory: Path, config: ModelConfig, make_params) -> Model:

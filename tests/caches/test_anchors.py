@@ -64,7 +64,7 @@ def test_shares_are_a_distribution(depths, cuts):
     assert all(learned.share(depth, depth + 1) > 0 for depth in edges[:-1])  # no depth is ever ruled out
 
 
-def test_shares_before_and_after_requests():
+def test_shares_before_requests_close_to_alike_and_then_to_what_was_seen():
     """Alike in every power of two at first; what was seen weighs more with every request."""
     learned = Depths()
     powers = [learned.share(0, 1), *(learned.share(2**p, 2 ** (p + 1)) for p in range(20))]

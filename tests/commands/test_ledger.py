@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -138,3 +140,14 @@ def test_help_says_what_every_word_means(capsys):
     out = capsys.readouterr().out
     for name, meaning in [*SOURCES.items(), *((why.value, why.meaning) for why in Why)]:
         assert f"  {name:<12}{meaning}\n" in out
+
+
+def test_the_file_that_a_command_wrote(tmp_path, compile_cache, capsys):
+    """`--ledger FILE` of a real process, then `qjax ledger FILE`."""
+    prompt, file = tmp_path / "prompt", tmp_path / "ledger"
+    prompt.write_text("The worker reads")
+    more = ["--max-tokens", "2", "--grid", "128", "--context-tokens", "256", "--compile-cache", str(compile_cache), "--ledger", str(file)]
+    subprocess.run([sys.executable, "-m", "qjax.cli", "generate", str(prompt), *more], check=True, capture_output=True)
+    assert main(["ledger", str(file), "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["records"]
+    assert (record["source"], record["why"], record["generated"], record["finish"]) == ("cold", "empty", 2, "length")
