@@ -27,6 +27,15 @@ BENCHES = {
     "resume": ("time to the first token cold and warm, by length and by where the state was kept", "random:0.8b@8", [8192, 32768], 3),
 }
 
+# what `qjax bench replay` runs a trace through: what it is
+REPLAYS = {
+    "infinite budgets": "the caches with all the room that they want",
+    "default budgets": "the caches with the pool and the budgets of the flags",
+    "infinite cache": "every row and a state after each kept for ever: what could be reused at all",
+    "lru snapshots": "whole snapshots of requests' ends, the least recently used given up first, in as many bytes as pool and budgets have",
+    "chapter rules": "one resident prompt with anchors on the grid, one parked session, one pinned head, a store of snapshots; the same budgets",
+}
+
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
@@ -82,7 +91,8 @@ def _chat(parser):
 
 
 def _generate(parser):
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="file with the prompt, or - for standard input (the default)")
+    prompts = "file with a prompt, or - for standard input (the default); several are answered side by side, --parallel of them at once"
+    parser.add_argument("files", metavar="FILE", nargs="*", default=["-"], help=prompts)
     _generation(parser)
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be given more than once")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text as it comes")
@@ -98,6 +108,30 @@ def _bench(parser):
         one.add_argument("--tokens", metavar="N,N", type=_lengths, default=tokens, help=f"lengths of the prompts (default {listed})")
         one.add_argument("--rounds", metavar="N", type=_positive, default=rounds, help=f"how often everything is measured in turn (default {rounds})")
         _engine(one, caches=name == "resume")
+    _replay(kinds)
+
+
+def _replay(kinds):
+    from qjax.config import CacheConfig
+
+    what = "a trace through the caches' lookup and placement at the 27B model's sizes, with modelled seconds; runs no model"
+    one = kinds.add_parser(
+        "replay",
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog="\n".join(["runs:", *(f"  {name:<18}{meaning}" for name, meaning in REPLAYS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="a file of JSON lines in Mooncake's or Qwen-Bailian's format, or agent[:SESSIONS[:SEED]] for generated agent traffic (agent:32:0)",
+    )
+    one.add_argument("--first", metavar="N", type=_positive, help="replay the first N requests only")
+    one.add_argument("--write", metavar="FILE", help="write the trace in Mooncake's format too")
+    one.add_argument("--json", action="store_true", help="print one JSON object")
+    one.add_argument("--kv-gb", metavar="X", type=float, default=16.0, help="page pool in GiB (default 16: 262,144 tokens)")
+    CacheConfig.add_flags(one)
 
 
 def _ledger(parser):
@@ -141,9 +175,13 @@ COMMANDS = {
         ["qjax chat --no-thinking", "qjax chat --model ~/models/Qwen3.5-0.8B --temperature 0.7 --top-p 0.8 --top-k 20"],
     ),
     "generate": (
-        "continues a text from a file or standard input, as it stands, with no chat template",
+        "continues texts from files or standard input, as they stand, with no chat template",
         _generate,
-        ["qjax generate prompt.txt --max-tokens 100", "printf 'Once upon a time' | qjax generate --model ~/models/Qwen3.5-0.8B --stop '.'"],
+        [
+            "qjax generate prompt.txt --max-tokens 100",
+            "qjax generate one.txt two.txt --parallel 2 --json",
+            "printf 'Once upon a time' | qjax generate --model ~/models/Qwen3.5-0.8B --stop '.'",
+        ],
     ),
     "certify": (
         "measures on this machine where a resume is bit-exact, and prints the certificate",
@@ -161,12 +199,14 @@ COMMANDS = {
         ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
     ),
     "bench": (
-        "measures the engine by length: its rates as shares of what this machine can do, and what a resume saves",
+        "measures the engine by length: its rates as shares of what this machine can do, what a resume saves, and what a trace would reuse",
         _bench,
         [
             "qjax bench engine",
             "qjax bench engine --model random:0.8b --tokens 1024,4096,16384 --rounds 10 --json",
             "qjax bench resume --tokens 8192",
+            "qjax bench replay agent:8",
+            "qjax bench replay trace.jsonl --resident-park-gb 12 --json",
         ],
     ),
     "ledger": (

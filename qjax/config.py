@@ -13,6 +13,9 @@ MOST_GB = 2**20
 """GiB that a budget may have at the most: above any machine's memory, and its bytes are still a number."""
 LARGEST_GRID = 2**20
 """Tokens of a page at the most: above any model's context."""
+TOKEN, GRID = "token", "grid"
+"""Exactness levels: a resume has a cold run's bits at every token, or on the grid lines of a prefill."""
+AUTO = "auto"
 
 
 def _path_or_none(text: str) -> Path | None:
@@ -72,7 +75,8 @@ class EngineConfig(Flags):
 
     grid: int = field(default=1024, metadata=_flag(int, f"tokens of a prefill chunk and of a page, {GRIDS} (default 1024)", metavar="N"))
     kv_gb: float = field(
-        default=2.0, metadata=_flag(float, "page pool in GiB, at the most (default 2; less where two longest sequences fit)", metavar="X")
+        default=2.0,
+        metadata=_flag(float, "page pool in GiB, at the most (default 2; less where one longest sequence more than --parallel fits)", metavar="X"),
     )
     context_tokens: int | None = field(default=None, metadata=_flag(int, "longest sequence in tokens (default: the model's own limit)", metavar="N"))
     compile_cache: Path | None = field(
@@ -81,12 +85,24 @@ class EngineConfig(Flags):
             _path_or_none, "directory that keeps compiled programs from run to run, or none (default ~/.cache/qjax/compile)", metavar="DIR"
         ),
     )
+    exactness: str = field(
+        default=AUTO,
+        metadata=_flag(
+            str,
+            "where a resume must have a cold run's bits: at every token, or on the grid lines of a prefill "
+            "(default auto: as a probe at the start finds it)",
+            choices=(AUTO, TOKEN, GRID),
+        ),
+    )
+    parallel: int = field(default=1, metadata=_flag(int, "sequences that run at once, a forward of each in turn (default 1)", metavar="N"))
 
     def __post_init__(self):
         self._check("grid", GRIDS, isinstance(self.grid, int) and is_grid(self.grid))
         self._check("grid", f"at most {LARGEST_GRID:,}", self.grid <= LARGEST_GRID)
         self._check("kv_gb", f"a positive number of GiB, at most {MOST_GB:,}", 0 < self.kv_gb <= MOST_GB)
         self._check("context_tokens", "a positive number of tokens", self.context_tokens is None or self.context_tokens > 0)
+        self._check("exactness", f"{AUTO}, {TOKEN} or {GRID}", self.exactness in (AUTO, TOKEN, GRID))
+        self._check("parallel", "a whole number, 1 or more", isinstance(self.parallel, int) and self.parallel >= 1)
         wanted = "a directory that can be read or made, or none"
         self._check("compile_cache", wanted, self.compile_cache is None or _can_be_directory(self.compile_cache))
 
@@ -102,7 +118,7 @@ class EngineConfig(Flags):
         if affordable < 1:
             raise ValueError(f"kv_gb must hold a page of {layout.page_bytes:,} bytes ({layout.grid} tokens), not {self.kv_gb} GiB")
         sequence = min(-(-limit // layout.grid), affordable)
-        return min(2 * sequence + 2, affordable), sequence, min(limit, sequence * layout.grid)
+        return min((self.parallel + 1) * sequence + 2, affordable), sequence, min(limit, sequence * layout.grid)
 
     def flags(self) -> list[str]:
         """The flags that give this config again."""
@@ -142,6 +158,24 @@ class CacheConfig(Flags):
         default=None,
         metadata=_flag(int, "tokens between the lines at which a head may be kept in the store, 0 for none (default: the grid)", metavar="N"),
     )
+    response_gb: float = field(
+        default=0.0, metadata=_flag(float, "answers of identical greedy requests, in GiB, 0 for none (default 0)", metavar="X")
+    )
+    caches_gb: float | None = field(
+        default=None,
+        metadata=_flag(
+            float,
+            "all that the caches hold outside the page pool, anchors, snapshots and answers, in GiB (default: half of this machine's memory)",
+            metavar="X",
+        ),
+    )
+    end_anchor: bool = field(
+        default=True,
+        metadata={
+            "action": argparse.BooleanOptionalAction,
+            "help": "keep the state where an answer ends, so that the next turn reads only what is new (default yes)",
+        },
+    )
     ledger: Path | None = field(
         default=None,
         metadata=_flag(lambda text: Path(text).expanduser(), "file that gets a line for each request, for `qjax ledger`", metavar="FILE"),
@@ -150,7 +184,7 @@ class CacheConfig(Flags):
     def __post_init__(self):
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name.endswith("_gb"):
+            if f.name.endswith("_gb") and value is not None:
                 self._check(f.name, f"a number of GiB, 0 to {MOST_GB:,}", 0 <= value <= MOST_GB)
         self._check("resident_guest_max", "a whole number, 0 or more", self.resident_guest_max >= 0)
 
@@ -161,3 +195,8 @@ class CacheConfig(Flags):
     def bytes(self, name: str) -> int:
         """A budget in bytes."""
         return int(getattr(self, name) * 2**30)
+
+    @property
+    def together(self) -> int:
+        """Bytes of all caches outside the page pool."""
+        return self.bytes("caches_gb") if self.caches_gb is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -10,21 +10,21 @@ longer = run.sequence
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from qjax.caches.lookup import Caches, Request
 from qjax.compile_cache import use_compile_cache
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import GRID, TOKEN, CacheConfig, EngineConfig
 from qjax.forward import Forward
-from qjax.generation import Cancelled, Generation, Progress
+from qjax.generation import Cancelled, Full, Generation, Progress
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
 from qjax.pages import PagePool
+from qjax.probe import Impure, probe
 from qjax.programs import MARKS, Programs, Shapes
 from qjax.sampling import Sampling
 from qjax.slot import Slot
@@ -53,8 +53,12 @@ class Engine:
     """Runs one model. Sequences that it returns hold their pages until `release`."""
 
     def __init__(self, model: Model, config: EngineConfig | None = None, caches: CacheConfig | None = None):
-        """Compiles every program; ValueError where the page pool cannot hold one page. caches: None for an engine that keeps nothing."""
+        """Compiles every program, and finds the exactness level. caches: None for an engine that keeps nothing.
+
+        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here.
+        """
         config = config or EngineConfig()
+        self.parallel = config.parallel
         use_compile_cache(config.compile_cache)
         self.model, self.layout = model, layout(model.config, config.grid)
         pages, sequence_pages, self.limit = config.pages(self.layout, model.config.context)
@@ -63,7 +67,10 @@ class Engine:
         self.forward = Forward(self.programs, model.params)
         self.compile_seconds = time.perf_counter() - begin
         self.pool = PagePool(self.layout, pages)
-        self.caches = None if caches is None else Caches(self.pool, caches, decode=model.tokenizer.decode)
+        self.level = GRID if config.exactness == GRID else probe(self.forward, self.pool)
+        if config.exactness == TOKEN != self.level:
+            raise Impure("expected level token (--exactness), found grid: here a step's rows have other bits than a prefill's")
+        self.caches = None if caches is None else Caches(self.pool, caches, self.level, model.tokenizer.decode)
 
     def empty(self) -> Sequence:
         """The sequence of no tokens."""
@@ -107,12 +114,24 @@ class Engine:
                 raise ValueError(f"the sequence has {have.size} tokens and the prompt {tokens.size}: the prompt's last token must be forwarded")
         return tokens.astype(np.int32)
 
-    def make_room(self, slot: Slot) -> None:
-        """Gives up what the caches keep where the slot's next forward needs a page and none is free."""
-        if self.caches:
-            self.caches.make_room(lambda: self.pool.free > 0 or not slot.needs_page())
+    def make_room(self, slot: Slot) -> bool:
+        """Gives up what the caches keep where the slot's next forward needs a page and none is free; whether it has what it needs."""
 
-    def run_prompt(
+        def enough() -> bool:
+            return self.pool.free > 0 or not slot.needs_page()
+
+        return self.caches.make_room(enough) if self.caches else enough()
+
+    def run_prompt(self, tokens: Tokens[int], sequence: Sequence | None = None, **options) -> Prefilled:
+        """`prompt_steps` from beginning to end, with the same arguments. Raises Cancelled between forwards."""
+        steps = self.prompt_steps(tokens, sequence, **options)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+
+    def prompt_steps(
         self,
         tokens: Tokens[int],
         sequence: Sequence | None = None,
@@ -120,9 +139,10 @@ class Engine:
         request: Request | None = None,
         progress: Callable[[Progress], None] | None = None,
         cancel: Callable[[], bool] | None = None,
-    ) -> Prefilled:
-        """Forwards what is not there yet of the prompt, in a slot that the caller closes. Raises Cancelled between forwards.
+    ) -> Iterator[Full | None]:
+        """Forwards what is not there yet of the prompt, one forward between two yields: None before each, and Full where it has no page.
 
+        Returns Prefilled, whose slot the caller closes. Raises Cancelled where `cancel` says so, which is asked before each forward.
         sequence: a value whose tokens are a proper prefix of the prompt. request: in its place, what the caches found; it is given
         the anchors on the way, at the lines that it marks, every grid line and the prompt's end.
         """
@@ -139,6 +159,8 @@ class Engine:
         finally:
             if restored is not None:
                 self.release(restored.sequence)  # the slot holds what it needs
+        if request:
+            request.slot = slot
         try:
             start = slot.length
             logits = None
@@ -149,11 +171,15 @@ class Engine:
 
             report()
             while slot.length < tokens.size:
+                yield None
                 if cancel and cancel():
                     raise Cancelled(self.hold(slot.freeze()))
+                if not self.make_room(slot):
+                    yield Full(slot)
+                    if cancel and cancel():
+                        raise Cancelled(self.hold(slot.freeze()))
                 rest = tokens[slot.length :]
-                self.make_room(slot)
-                if n := slot.prompt_step(rest.size):
+                if n := slot.prompt_step(rest.size) if self.level == TOKEN else 0:
                     rows = slot.step(rest[:n], logits=n == rest.size)
                     logits = None if rows is None else rows[-1]
                     slot.accept(rest[:n])
@@ -209,7 +235,7 @@ class Engine:
         tokens = self.check(tokens, sequence)
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, found {max_tokens}")
-        begin = None
+        lookup = None
         if self.caches and sequence is None:
-            begin = partial(self.caches.begin, tokens, tenant=tenant, history=history, user=user)
-        return Generation(self, tokens, sequence, begin, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)
+            lookup = {"tokens": tokens, "tenant": tenant, "history": history, "user": user}
+        return Generation(self, tokens, sequence, lookup, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qjax.caches.response import Response
+from qjax.ledger import Record
 from qjax.sampling import sample
+from qjax.slot import Slot
 from qjax.state import Sequence
 from qjax.text import StopStrings
 
@@ -47,6 +51,12 @@ class Token(NamedTuple):
     text: str
 
 
+class Full(NamedTuple):
+    """The next forward of this slot needs a page and none is free. Who goes on all the same gets PoolFull if that has not changed."""
+
+    slot: Slot
+
+
 class Generation:
     """Iterate it once for the tokens. The first `next` runs the prefill; leaving the loop early ends the generation as cancelled.
 
@@ -55,41 +65,59 @@ class Generation:
       tokens, text    what was generated, without the stop token or stop string
       finish          "stop", "length" or "cancelled"
       start           prompt tokens that were not read again
+      error           what it broke off with, where it ran beside others (qjax/parallel.py); alone, that is raised
       prompt_tokens, prefill_seconds, first_token_seconds, decode_seconds
     """
 
-    def __init__(self, engine, prompt, sequence, request, sampling, max_tokens, stop, progress, cancel):
-        self._engine, self._prompt, self._from, self._request = engine, prompt, sequence, request
+    def __init__(self, engine, prompt, sequence, lookup, sampling, max_tokens, stop, progress, cancel):
+        """lookup: what the caches are asked with, the arguments of `Caches.begin`; None for a request that they do not see."""
+        self._engine, self._prompt, self._from, self.lookup = engine, prompt, sequence, lookup
         self._sampling, self._max_tokens = sampling, max_tokens
         self._stop, self._progress, self._cancel = StopStrings(stop), progress, cancel
+        self._asked = {"tenant": lookup["tenant"], "sampling": sampling, "max_tokens": max_tokens, "stop": stop} if lookup else {}
         self.tokens: list[int] = []
-        self.text, self.finish, self.sequence = "", None, None
+        self.text, self.finish, self.sequence, self.error = "", None, None, None
         self.prompt_tokens, self.start = prompt.size, 0
         self.prefill_seconds = self.first_token_seconds = self.decode_seconds = 0.0
         self._steps: weakref.ref | None = None
 
     def __iter__(self) -> Iterator[Token]:
+        with contextlib.closing(self.steps()) as steps:
+            for step in steps:
+                if isinstance(step, Token):
+                    yield step
+
+    def steps(self) -> Iterator[Token | Full | None]:
+        """The generation a forward at a time, in place of a loop over it: each `next` runs one forward at the most.
+
+        None where a forward of the prompt is due, Full where there is no page for the next forward; the loop over the generation takes
+        no notice of either. Closing it ends the generation where it is.
+        """
         steps = self._run()
         if self._steps is None:
-            self._steps = weakref.ref(steps)  # the loop holds it alone: leaving the loop ends it
+            self._steps = weakref.ref(steps)  # who runs it holds it alone: leaving the loop ends it
         else:
             steps.close()  # nothing comes a second time
         return steps
 
     def close(self) -> None:
         """Ends the generation where it is; what was computed stays in `sequence`."""
-        steps = iter(self) if self._steps is None else self._steps()
+        steps = self.steps() if self._steps is None else self._steps()
         if steps is not None:
             steps.close()
 
-    def _run(self) -> Iterator[Token]:
+    def _run(self) -> Iterator[Token | Full | None]:
         engine, tokenizer = self._engine, self._engine.model.tokenizer
         begin = time.perf_counter()
         self.finish = "cancelled"
-        request = self._request() if self._request else None
+        kept = engine.caches.answered(self._prompt, **self._asked) if self.lookup else None
+        if kept is not None:
+            yield from self._repeat(kept, begin)
+            return
+        request = engine.caches.begin(**self.lookup) if self.lookup else None
         self.start = request.start if request else 0
         try:
-            done = engine.run_prompt(self._prompt, self._from, request=request, progress=self._progress, cancel=self._cancel)
+            done = yield from self._read(request)
         except Cancelled as cancelled:
             self.sequence = cancelled.sequence
             self._settle(request)
@@ -98,7 +126,8 @@ class Generation:
             if request:
                 request.fail()
             raise
-        slot, logits, self.start, self.prefill_seconds = done.slot, done.logits, done.start, time.perf_counter() - begin
+        slot, self.start, self.prefill_seconds = done.slot, done.start, time.perf_counter() - begin
+        at, logits = slot.length, done.logits
         stream = tokenizer.stream()
         try:
             while True:
@@ -108,37 +137,85 @@ class Generation:
                 if token in tokenizer.stop_ids:
                     self.finish = "stop"
                     break
-                self.tokens.append(token)
-                text, stopped = self._stop.feed(stream.step(token))
-                self.text += text
-                yield Token(token, text)
+                said, stopped = self._say(token, stream)
+                yield said
                 if stopped or len(self.tokens) == self._max_tokens:
                     self.finish = "stop" if stopped else "length"
                     break
                 if self._cancel and self._cancel():
                     break
-                engine.make_room(slot)
-                logits = slot.step([token])[0]
+                if not engine.make_room(slot):
+                    yield Full(slot)
+                row = slot.step([token])[0]
                 slot.accept([token])
-            text, stopped = self._stop.feed(stream.flush())
-            text += self._stop.flush()
+                at, logits = slot.length, row
+            rest, stopped = self._say(None, stream)
             self.finish = "stop" if stopped else self.finish
-            if text:
-                self.text += text
-                yield Token(None, text)
+            if rest.text:
+                yield rest
         finally:
             self.decode_seconds = time.perf_counter() - begin - self.prefill_seconds
             try:
                 self.sequence = engine.hold(slot.freeze())
+                last = logits if at == slot.length else None  # an interrupt can come between a step and the next line
             finally:
                 slot.close()
-            self._settle(request)
+            self._settle(request, last)
 
-    def _settle(self, request) -> None:
+    def _say(self, token: int | None, stream) -> tuple[Token, bool]:
+        """A token with the text that it completes, and whether a stop string has ended that; None at the end, for what is left."""
+        if token is not None:
+            self.tokens.append(token)
+        text, stopped = self._stop.feed(stream.flush() if token is None else stream.step(token))
+        text += self._stop.flush() if token is None else ""
+        self.text += text
+        return Token(token, text), stopped
+
+    def _repeat(self, kept: Response, begin: float) -> Iterator[Token]:
+        """An answer that was kept, with the texts that it had. There is no state: the sequence is the empty one."""
+        self.sequence, self.start = self._engine.empty(), self.prompt_tokens
+        stream = self._engine.model.tokenizer.stream()
+        try:
+            for token in kept.tokens.tolist():
+                said, _ = self._say(token, stream)
+                self.first_token_seconds = self.first_token_seconds or time.perf_counter() - begin
+                yield said
+            self.finish = kept.finish
+            if (rest := self._say(None, stream)[0]).text:
+                yield rest
+        finally:
+            self.decode_seconds = time.perf_counter() - begin
+            record = Record(tenant=self._asked["tenant"], prompt_tokens=self.prompt_tokens, source="response")
+            record.start = record.agrees = self.prompt_tokens
+            self._engine.caches.ledger.add(self._timed(record))
+
+    def _timed(self, record: Record) -> Record:
+        record.prefill_seconds, record.first_token_seconds = self.prefill_seconds, self.first_token_seconds
+        record.decode_seconds, record.generated, record.finish = self.decode_seconds, len(self.tokens), self.finish
+        return record
+
+    def _read(self, request) -> Iterator[Full | None]:
+        """The prompt's forwards; returns Prefilled. Closed between two of them it raises Cancelled, as where it is asked to."""
+        closed = False
+        forwards = self._engine.prompt_steps(
+            self._prompt, self._from, request=request, progress=self._progress, cancel=lambda: closed or bool(self._cancel and self._cancel())
+        )
+        with contextlib.closing(forwards):
+            while True:
+                try:
+                    due = next(forwards)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    yield due
+                except GeneratorExit:
+                    closed = True
+
+    def _settle(self, request, logits=None) -> None:
         """Leaves the state with the caches, and the record with the ledger."""
         if request is None:
             return
-        record = request.record
-        record.prefill_seconds, record.first_token_seconds = self.prefill_seconds, self.first_token_seconds
-        record.decode_seconds, record.generated, record.finish = self.decode_seconds, len(self.tokens), self.finish
-        request.finish(self.sequence)
+        self._timed(request.record)
+        request.finish(self.sequence, logits)
+        if request.exact:  # what another one is owed is a cold run's answer
+            self._engine.caches.remember(self._prompt, **self._asked, tokens=self.tokens, finish=self.finish)

@@ -24,7 +24,9 @@ SOURCES = {
     "pinned": "the kept head of an earlier prompt",
     "parked": "the kept sequence of another session",
     "guest": "the kept sequence of a short request",
+    "running": "the rows of a request that was running beside",
     "store": "a snapshot of the state store",
+    "response": "the answer of an identical greedy request",
     "given": "a sequence that the caller gave",
 }
 
@@ -55,6 +57,7 @@ class Record:
     number                of the request, from 1; a ledger sets it
     at                    when the request came, in seconds since 1970
     source                one of SOURCES: what gave the first `start` tokens, which needed no forward
+    exact                 what follows has a cold run's bits; where not it is a session resume at level grid, held to the greedy gate
     agrees                longest prefix that anything kept agrees with; read_again: tokens below it that were forwarded again
     differs_at            the first token at which the nearest kept sequence and the prompt differ, if they do
     kept_text, found_text a few tokens around it, decoded
@@ -68,6 +71,7 @@ class Record:
     prompt_tokens: int
     source: str = "cold"
     start: int = 0
+    exact: bool = True
     read_again: int = 0
     agrees: int = 0
     why: Why = Why.NONE
@@ -136,6 +140,7 @@ _KINDS = {
     int: _COUNT,
     int | None: _COUNT.optional(),
     float: _Kind("seconds", float, _is_seconds),
+    bool: _Kind("true or false", bool, lambda v: isinstance(v, bool)),
     str: _TEXT,
     str | None: _TEXT.optional(),
     Why: _Kind(f"one of {', '.join(Why)}", str, lambda v: _is_text(v) and v in list(Why)),

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.bits import differing_bits
+from qjax.config import GRID, TOKEN
 from qjax.engine import Engine
 from qjax.model.qwen3_5 import head_rows
 from qjax.programs import STEPS
@@ -25,14 +26,16 @@ from qjax.slot import Slot
 from qjax.state import BLOCK, Sequence
 
 HEAD_ROWS = 16
-TOKEN, GRID, NONE = "token", "grid", "none"
+NONE = "none"
+"""The level where not even the grid's promise holds."""
 
 
 @dataclass(frozen=True)
 class Check:
     """One comparison. rows: rows whose logits were compared. level: the weakest level that promises 0 differing bits.
 
-    hit: for a tier's check, that the state came from it.
+    hit: for a tier's check, that the state came from it. near_ties: for one that is held to the greedy gate, how many differences it
+    allowed.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Check:
     differing_bits: int
     level: str
     hit: bool | None = None
+    near_ties: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from qjax.config import LARGEST_GRID, MOST_GB, CacheConfig, EngineConfig
+from qjax.model.qwen3_5 import layout
+from tests.models import tiny_config
 
 
 def parse(*flags):
@@ -18,11 +20,11 @@ def parse(*flags):
 
 def test_every_field_is_a_flag_and_its_default_is_the_fields():
     assert parse() == EngineConfig()
-    given = parse("--grid", "4096", "--kv-gb", "1.5", "--context-tokens", "32768", "--compile-cache", "~/c")
+    given = parse("--grid", "4096", "--kv-gb", "1.5", "--context-tokens", "32768", "--compile-cache", "~/c", "--parallel", "3")
     assert parse(*given.flags()) == given
     assert parse(*EngineConfig(compile_cache=None).flags()) == EngineConfig(compile_cache=None)
-    assert given == EngineConfig(4096, 1.5, 32768, Path.home() / "c")
-    assert len(dataclasses.fields(EngineConfig)) == 4
+    assert given == EngineConfig(4096, 1.5, 32768, Path.home() / "c", parallel=3)
+    assert len(dataclasses.fields(EngineConfig)) == 6
 
 
 def test_compile_cache_can_be_off(monkeypatch, tmp_path):
@@ -63,11 +65,22 @@ def test_is_a_value():
         ("kv_gb", 1e308),
         ("grid", 2 * LARGEST_GRID),
         ("context_tokens", 0),
+        ("parallel", 0),
+        ("parallel", -1),
+        ("parallel", 1.0),
     ],
 )
 def test_settings_out_of_range_are_named(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*, not {re.escape(repr(value))}"):
         EngineConfig(**{field: value})
+
+
+def test_the_pool_has_room_for_what_runs_at_once_and_one_more():
+    spec = layout(tiny_config(), 64)
+    for parallel in (1, 2, 4):
+        pages, sequence, limit = EngineConfig(grid=64, context_tokens=640, parallel=parallel).pages(spec, 2048)
+        assert (pages, sequence, limit) == (10 * (parallel + 1) + 2, 10, 640)
+    assert EngineConfig(grid=64, parallel=4, kv_gb=20 * spec.page_bytes / 2**30).pages(spec, 640) == (20, 10, 640)
 
 
 def test_budgets_are_numbers_of_bytes():

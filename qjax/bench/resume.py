@@ -2,7 +2,8 @@
 
 Two conversations of one length take turns in an engine with caches, and every request is timed as its user sees it: from
 `generate` to the first token. A case that is not served from where it should be is an error, not a figure. Beside each warm
-turn stands the bare forward of its new tokens, in the same round: a slot that is open already runs what the turn ran.
+turn stands the bare forward of its new tokens, in the same round: a slot that is open already runs what the turn ran. A hit in the
+pool copies nothing; one in the state store, where a session goes that the pool gave up, copies it back, and that is part of its time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from qjax.caches.store import ID_BYTES, snapshot_bytes
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.ledger import Record
@@ -23,7 +25,7 @@ from qjax.model.source import Model
 from qjax.state import BLOCK
 from qjax.state import Sequence as State
 
-CASES = {"same_prompt": 0, "next_turn_20": 20, "next_turn_200": 200, "parked": 20, "guest_between": 20}
+CASES = {"same_prompt": 0, "next_turn_20": 20, "next_turn_200": 200, "parked": 20, "guest_between": 20, "store": 20}
 """New tokens of each case, among them the answer's last one where it was drawn and not forwarded."""
 ANSWER = 4
 """Tokens of an answer, at the most."""
@@ -57,17 +59,20 @@ class Conversation:
 
 @dataclass
 class Case:
-    """A case's measurements, in seconds. over: each over the bare forward of its own round."""
+    """A case's measurements, in seconds: to the first token, of the bare forward, and of the lookup with what it copied, in bytes."""
 
     sources: set[str] = field(default_factory=set)
     read_again: int = 0
+    copied: int = 0
     warm: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
+    lookup: list[float] = field(default_factory=list)
 
     def add(self, turn: Turn) -> None:
         self.sources.add(turn.record.source)
         self.read_again = max(self.read_again, turn.record.read_again)
         self.warm.append(turn.seconds)
+        self.lookup.append(turn.record.lookup_seconds)
 
 
 def growth(rounds: int) -> int:
@@ -86,7 +91,7 @@ def check(engine: Engine, tokens: Sequence[int], rounds: int) -> None:
     """ValueError where the engine has no caches, or cannot hold two conversations of a length."""
     if engine.caches is None:
         raise ValueError("expected an engine with caches, found one without")
-    page, more = engine.layout.page_bytes, growth(rounds)
+    page, more, most = engine.layout.page_bytes, growth(rounds), engine.caches.store.entry_bytes
     for length in tokens:
         if not BLOCK <= length < engine.limit - more:
             raise ValueError(
@@ -99,6 +104,9 @@ def check(engine: Engine, tokens: Sequence[int], rounds: int) -> None:
                 f"two conversations of {length:,} tokens need {pages} pages, {pages * page / 2**30:.2f} GiB: "
                 f"found {engine.pool.pages} pages of {engine.pool.nbytes / 2**30:.2f} GiB (--kv-gb)"
             )
+        if (size := snapshot_bytes(engine.layout, length + more)) > most:
+            wanted = f"a snapshot of {length:,} tokens and their answers needs {size / 2**30:.2f} GiB"
+            raise ValueError(f"{wanted}: found {most / 2**30:.2f} GiB for one in the state store (--store-entry-gb, --cache-budget-gb)")
 
 
 def ask(engine: Engine, prompt: list[int], max_tokens: int = ANSWER) -> Turn:
@@ -193,24 +201,27 @@ class Length:
 
     def round(self) -> None:
         """Every case once. The first of them starts the other conversation."""
-        if "second" in self._talks:
-            expect("the other conversation", self._next("second", 20), "parked", 20)
-        else:
-            expect("the other conversation", self._say("second", self._words(self._tokens)), "cold", self._tokens)
+        there = "second" in self._talks
+        turn = self._next("second", 20) if there else self._say("second", self._words(self._tokens))
+        expect("the other conversation", turn, *(("parked", 20) if there else ("cold", self._tokens)))
         self._turn("parked", "parked")
         turn = self._say("first", self._talks["first"].prompt)
         expect("same_prompt", turn, "prompt", 0)
         self.cases["same_prompt"].add(turn)
         self._turn("next_turn_20")
         self._turn("next_turn_200")
-        size = max(1, min(512, self._tokens // 8))
-        guest = ask(self._engine, self._words(size))
+        guest = ask(self._engine, self._words(max(1, min(512, self._tokens // 8))))
         self._engine.release(guest.sequence)
         self._turn("guest_between")
+        expect("the other conversation", self._next("second", 20), "parked", 20)
+        self._from_store()
+
+    def _following(self, talk: str, new: int) -> list[int]:
+        before = self._talks[talk]
+        return before.tokens + self._words(int(before.sequence.length) + new - len(before.tokens))
 
     def _next(self, talk: str, new: int) -> Turn:
-        before = self._talks[talk]
-        return self._say(talk, before.tokens + self._words(int(before.sequence.length) + new - len(before.tokens)))
+        return self._say(talk, self._following(talk, new))
 
     def _turn(self, name: str, source: str | None = None) -> None:
         """A turn of the first conversation, and after it the bare forward from where it began: it has the page as its own."""
@@ -224,6 +235,21 @@ class Length:
         finally:
             engine.release(before)
 
+    def _from_store(self) -> None:
+        """A turn of the first conversation, which is parked, after the pool gave it up. The bare forward runs before that."""
+        engine, case = self._engine, self.cases["store"]
+        prompt, before = self._following("first", CASES["store"]), self._talks.pop("first").sequence
+        try:
+            case.bare.append(forward_seconds(engine, before, prompt[int(before.length) :]))
+        finally:
+            engine.release(before)
+        resident = engine.caches.resident
+        engine.caches.make_room(lambda: all(session is resident.resident for session in resident.sessions))
+        turn = self._say("first", prompt)
+        expect("store", turn, "store", CASES["store"])
+        case.add(turn)
+        case.copied = snapshot_bytes(engine.layout, turn.record.start) - turn.record.start * ID_BYTES
+
     def close(self) -> None:
         for talk in self._talks.values():
             self._engine.release(talk.sequence)
@@ -232,28 +258,29 @@ class Length:
 
     def found(self) -> dict:
         cold = median(self.cold[True])
-        cases = []
-        for name, case in self.cases.items():
-            warm = median(case.warm)
-            cases.append(
-                {
-                    "name": name,
-                    "source": " ".join(sorted(case.sources)),
-                    "new_tokens": CASES[name],
-                    "read_again": case.read_again,
-                    "warm_s": warm,
-                    "ratio": cold / warm,
-                    "over_forward": warm / median(case.bare) if case.bare else None,
-                }
-            )
+        cases = [
+            {
+                "name": name,
+                "source": " ".join(sorted(case.sources)),
+                "new_tokens": CASES[name],
+                "read_again": case.read_again,
+                "copied_bytes": case.copied,
+                "lookup_s": median(case.lookup),
+                "warm_s": median(case.warm),
+                "ratio": cold / median(case.warm),
+                "over_forward": median(case.warm) / median(case.bare) if case.bare else None,
+            }
+            for name, case in self.cases.items()
+        ]
         return {"tokens": self._tokens, "cold_s": cold, "cases": cases, "caching_cost": cold / median(self.cold[False])}
 
 
 def measure(engine: Engine, tokens: Sequence[int] = (8192, 32768), rounds: int = 3, *, progress: Callable[[str], None] = lambda text: None) -> dict:
     """What `qjax bench resume --json` prints; times in seconds, medians over the rounds.
 
-    tokens: lengths of the cold prompts. With one length its figures stand at the top as well. ValueError where the engine is
-    too small, RuntimeError where a case was not served from where it should be. Leaves the caches empty.
+    tokens: lengths of the cold prompts. With one length its figures stand at the top as well. lookup_s: of the search in all tiers
+    and the taking of what was found, which from the store copies copied_bytes into the pool. ValueError where the engine is too
+    small, RuntimeError where a case was not served from where it should be. Leaves the caches empty.
     """
     check(engine, tokens, rounds)
     runs = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,12 +19,14 @@ NEWEST = 4
 class Anchor:
     """kind: "grid", "end", "prompt", "branch", "user" or "history". The pages of its sequence are held by its session.
 
-    logits: float32 [V] of the last token, where they are known.
+    logits: float32 [V] of the last token, where they are known. tainted: at level grid, that a row or the state was not made by a
+    prefill on the grid, but by a step, or after one.
     """
 
     kind: str
     sequence: Sequence
     logits: np.ndarray | None = None
+    tainted: bool = False
 
     @property
     def length(self) -> int:
@@ -31,7 +34,7 @@ class Anchor:
 
     @property
     def line(self) -> int:
-        """The block line below: the anchor serves every length from there to its own."""
+        """The block line below: at level token the anchor serves every length from there to its own."""
         return self.length // BLOCK * BLOCK
 
     @property
@@ -44,10 +47,30 @@ class Anchor:
         open_ = self.sequence.open.values() if self.length > self.line else ()
         return [*self.sequence.sections.values(), *open_, *([] if self.logits is None else [self.logits])]
 
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of its arrays, by their ids: asked for at every step of a request, where a jax array takes 2 microseconds to tell them."""
+        return {id(a): a.nbytes for a in self.arrays()}
+
 
 def live_bytes(anchors: Iterable[Anchor]) -> int:
     """Bytes that anchors keep alive, arrays that several of them share counted once."""
-    return sum({id(a): a.nbytes for anchor in anchors for a in anchor.arrays()}.values())
+    sizes = {}
+    for anchor in anchors:
+        sizes |= anchor.sizes
+    return sum(sizes.values())
+
+
+def superseded(anchors: list[Anchor]) -> list[Anchor]:
+    """Ends of prompts and generations, and history boundaries, that a later one of their kind among these has passed."""
+    later = {a.kind: a for a in anchors}
+    return [a for a in anchors if a.kind in ("prompt", "end", "history") and later[a.kind] is not a]
+
+
+def newest(anchors: list[Anchor]) -> list[Anchor]:
+    """The NEWEST of a session's anchors, ascending, which do not count the superseded ones."""
+    passed = superseded(anchors)
+    return [a for a in anchors if a not in passed][-NEWEST:]
 
 
 class Depths:
@@ -75,19 +98,20 @@ class Depths:
 def thin(anchors: list[Anchor], budget: int, depths: Depths) -> list[Anchor]:
     """Anchors of one session, ascending, without those that must go for the rest to fit a budget in bytes.
 
-    Superseded ones go first: ends of prompts and generations, and history boundaries, that a later one of their kind has passed.
-    Then always the one whose loss costs least: the share of requests that resume there times the tokens they would read again.
-    The newest NEWEST stay.
+    Superseded ones go first. Then always the one whose loss costs least: the share of requests that resume there times the tokens
+    they would read again. The newest ones stay.
     """
-    kept = list(anchors)
+    kept, stay = list(anchors), newest(anchors)
     end = kept[-1].length if kept else 0
-    while live_bytes(kept) > budget and len(kept) > NEWEST:
-        lengths = [0, *(a.length for a in kept)]
-        passed = [i for i, a in enumerate(kept[:-NEWEST]) if a.kind in ("prompt", "end", "history") and any(b.kind == a.kind for b in kept[i + 1 :])]
-        costs = [  # lengths[i + 1] is kept[i]'s: it serves those that part there or later, and before the next
-            depths.share(end - lengths[i + 2] + 1, end - lengths[i + 1] + 1) * (lengths[i + 1] - lengths[i]) for i in range(len(kept) - NEWEST)
-        ]
-        del kept[passed[0] if passed else costs.index(min(costs))]
+    while live_bytes(kept) > budget and len(kept) > len(stay):
+        lengths = [0, *(a.length for a in kept), end]
+        costs = {  # lengths[i + 1] is kept[i]'s: it serves those that part there or later, and before the next
+            i: depths.share(end - lengths[i + 2] + 1, end - lengths[i + 1] + 1) * (lengths[i + 1] - lengths[i])
+            for i, a in enumerate(kept)
+            if a not in stay
+        }
+        passed = superseded(kept)
+        del kept[next(i for i in costs if kept[i] in passed) if passed else min(costs, key=costs.get)]
     return kept
 
 

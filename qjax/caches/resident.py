@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qjax.caches.anchors import NEWEST, Anchor, Depths, live_bytes, spread, thin
+from qjax.caches.anchors import Anchor, Depths, live_bytes, newest, spread, thin
 from qjax.caches.keys import common
 from qjax.caches.session import ROLES, Session
 from qjax.caches.tier import Hit, Restored
-from qjax.config import CacheConfig
+from qjax.config import GRID, TOKEN, CacheConfig
 from qjax.pages import PagePool
 from qjax.state import BLOCK, Sequence
 
@@ -45,9 +45,9 @@ class ResidentPrefix:
 
     name = "resident"
 
-    def __init__(self, pool: PagePool, config: CacheConfig, demote: Callable[[Session], None] = lambda session: None):
+    def __init__(self, pool: PagePool, config: CacheConfig, level: str = TOKEN, demote: Callable[[Session], None] = lambda session: None):
         """demote: told of a session that goes for want of room, while it is still whole."""
-        self._pool, self._config, self._demote = pool, config, demote
+        self._pool, self._config, self._level, self._demote = pool, config, level, demote
         self.sessions: list[Session] = []
         self.depths = Depths()
         self.dropped: Counter[str] = Counter()  # anchors, by reason
@@ -63,16 +63,16 @@ class ResidentPrefix:
         return next((s for s in self.sessions if s.role == "resident"), None)
 
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
-        best = None
+        best, furthest = None, None
         for session in sorted(self.sessions, key=lambda s: (ROLES.index(s.role), -s.used)):
             if session.tenant != tenant:
                 continue
-            anchor, start, whole, _ = session.best(keys)
-            if anchor is not None and (best is None or (start, whole) > (best.start, best.whole)):
-                source = session.role
-                if source == "resident" and anchor.length == start and anchor.kind in ("end", "prompt"):
+            anchor, found, _ = session.best(keys, self._level)
+            if found is not None and (furthest is None or found > furthest):
+                source, furthest = session.role, found
+                if source == "resident" and anchor.length == found.start and anchor.kind in ("end", "prompt"):
                     source = anchor.kind
-                best = Hit(start, source, self, (session, anchor), whole)
+                best = Hit(found.start, source, self, (session, anchor), found.whole, found.exact)
         return best
 
     def take(self, hit: Hit) -> Restored:
@@ -84,7 +84,7 @@ class ResidentPrefix:
 
     def nearest(self, keys: np.ndarray, tenant: str) -> tuple[Session | None, int]:
         """The session of this tenant whose rows agree furthest with a prompt, and how far."""
-        agrees = [(s.best(keys)[3], s.used, s) for s in self.sessions if s.tenant == tenant]
+        agrees = [(common(s.keys, keys), s.used, s) for s in self.sessions if s.tenant == tenant]
         furthest = max(agrees, key=lambda a: a[:2], default=(0, 0, None))
         return furthest[2], furthest[0]
 
@@ -92,8 +92,8 @@ class ResidentPrefix:
         """Why a session that agreed with a prompt further than this is no longer there, if there was one."""
         return next((reason for reason, of, gone in self._gone if of == tenant and common(gone, keys) > agrees), None)
 
-    def begin(self, keys: np.ndarray, tenant: str) -> Plan:
-        """Makes way for a request that will be run.
+    def begin(self, keys: np.ndarray, tenant: str, hit: Hit | None) -> Plan:
+        """Makes way for a request that will be run, from a hit that was taken or from nothing.
 
         A resident session that the request does not go on with is parked, here and not later: its pages count against the park's
         budget before the first of the new ones is taken.
@@ -101,7 +101,10 @@ class ResidentPrefix:
         now = self.resident
         before, agrees = self.nearest(keys, tenant)
         goes_on = before is not None and agrees >= before.history
-        anchors = [a for a in before.anchors if a.length <= agrees] if before is not None else []
+        heir, most = before, agrees  # the rows that are read again have the same bits
+        if self._level == GRID:  # there they may not: an anchor stays with the rows that it was taken over
+            heir, most = (hit.entry[0], hit.start) if hit is not None and hit.tier is self else (None, 0)
+        anchors = [a for a in heir.anchors if a.length <= most] if heir is not None else []
         plan = Plan("resident", anchors, before if goes_on else None)
         if before is not None and agrees >= BLOCK:
             self.depths.add(before.length - agrees)
@@ -116,13 +119,15 @@ class ResidentPrefix:
     def keep(self, plan: Plan, keys: np.ndarray, tenant: str, sequence: Sequence, anchors: list[Anchor], history: int) -> None:
         """Keeps what a request left: its last sequence, and the anchors taken on the way. keys: int64 of the sequence's tokens.
 
-        history: the prompt without its generation prompt. A session that the request went on with is replaced.
+        history: the prompt without its generation prompt. Rows past the last anchor are not kept. A session that the request went on
+        with is replaced.
         """
-        if not keys.size:
+        merged = {a.length: a for a in (*plan.inherited, *anchors) if a.length <= keys.size}
+        if not merged:
             self.give_back(plan)
             return
-        merged = {a.length: a for a in (*plan.inherited, *anchors) if a.length <= keys.size}
         session = Session(self._pool, keys, tenant, sequence, merged.values(), history, plan.role)
+        session.cut(session.length)
         if plan.replaces in self.sessions:
             self._close(plan.replaces, "superseded", but=session)
         for other in self._of("resident"):
@@ -158,13 +163,32 @@ class ResidentPrefix:
                         self._close(session, "pool")
         return enough()
 
+    @property
+    def anchor_bytes(self) -> int:
+        """Bytes that the anchors of all sessions keep alive."""
+        return live_bytes(a for s in self.sessions for a in s.anchors)
+
+    def shrink(self, limit: int) -> None:
+        """Gives sessions up, and then the resident one's anchors but its newest, until the anchors hold no more than so many bytes."""
+        for role in ("guest", "pinned", "parked"):
+            for session in self._of(role):
+                if self.anchor_bytes > limit:
+                    self._close(session, "budget")
+        for session in self._of("resident"):
+            self._thin(session, limit)
+
+    def _thin(self, session: Session, limit: int) -> None:
+        kept = thin(session.anchors, limit, self.depths)
+        self.dropped["thinned"] += len(session.anchors) - len(kept)
+        session.anchors = kept
+
     def _touch(self, session: Session) -> None:
         self._clock += 1
         session.used = self._clock
 
     def _close(self, session: Session, reason: str, but: Session | None = None) -> None:
         """Drops a session; anchors that another one has too, or `but`, are not dropped."""
-        if reason not in ("superseded", "cleared"):
+        if reason not in ("superseded", "cleared", "budget"):
             self._demote(session)
         self.sessions = [s for s in self.sessions if s is not session]
         others = {a.state for s in (*self.sessions, but) if s is not None for a in s.anchors}
@@ -185,15 +209,14 @@ class ResidentPrefix:
         """Brings every role within its budget."""
         config = self._config
         for session in self._of("resident"):
-            kept = thin(session.anchors, config.bytes("resident_gb"), self.depths)
-            self.dropped["thinned"] += len(session.anchors) - len(kept)
-            session.anchors = kept
+            self._thin(session, config.bytes("resident_gb"))
         for session in self._of("guest"):
             if self.own_bytes("guest") > config.bytes("resident_stash_gb"):
                 self._close(session, "stash")
         for session in self._of("parked"):
-            self.dropped["parked"] += len(session.anchors[:-NEWEST])
-            session.anchors = session.anchors[-NEWEST:]
+            kept = newest(session.anchors)
+            self.dropped["parked"] += len(session.anchors) - len(kept)
+            session.anchors = kept
             if self.own_bytes("parked") > config.bytes("resident_park_gb"):
                 self._pin(session)
         for session in self._of("pinned"):
@@ -229,7 +252,7 @@ class ResidentPrefix:
         pages = {p for s in self.sessions for p in s.pages}
         anchors = [a for s in self.sessions for a in s.anchors]
         stats["anchors"] = len({a.state for a in anchors})
-        stats["anchor_bytes"] = live_bytes(anchors)
+        stats["anchor_bytes"] = self.anchor_bytes
         stats["page_bytes"] = len(pages) * self._pool.layout.page_bytes
         return stats | {f"dropped_{reason}": n for reason, n in sorted(self.dropped.items())}
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from qjax.caches.anchors import Anchor
 from qjax.caches.keys import common
+from qjax.caches.reach import Reach, reach
 from qjax.pages import PagePool
 from qjax.state import BLOCK, Sequence
 
@@ -53,20 +54,15 @@ class Session:
         self._pool.release(self.pages[count:])
         self.pages, self.keys = self.pages[:count], self.keys[:length].copy()
 
-    def best(self, keys: np.ndarray) -> tuple[Anchor | None, int, bool, int]:
-        """(anchor, start, whole, agrees) for a prompt's keys: where it can resume latest, and how many keys agree with the rows.
-
-        An anchor serves any length in its open block. A whole prompt is served only with its last token's logits.
-        """
-        agrees = common(self.keys, keys)
-        best, start, whole = None, 0, False
+    def best(self, keys: np.ndarray, level: str) -> tuple[Anchor | None, Reach | None, int]:
+        """(anchor, its reach, agrees) for a prompt's keys: where it can resume best, and how many keys agree with the rows."""
+        agrees, grid = common(self.keys, keys), self._pool.layout.grid
+        best, found = None, None
         for anchor in reversed(self.anchors):
-            if anchor.length <= start:
+            if found is not None and anchor.length <= found.start:
                 break
-            if anchor.length == keys.size <= agrees and anchor.logits is not None:
-                return anchor, keys.size, True, agrees
-            reach = min(anchor.length, agrees, keys.size - 1)
+            some = reach(anchor.length, agrees, keys.size, logits=anchor.logits is not None, tainted=anchor.tainted, level=level, grid=grid)
             # a few tokens that all prompts begin with are no hit
-            if anchor.line <= reach and reach > start and reach >= min(BLOCK, anchor.length):
-                best, start = anchor, reach
-        return best, start, whole, agrees
+            if some is not None and some.start >= max(1, min(BLOCK, anchor.length)) and (found is None or some > found):
+                best, found = anchor, some
+        return best, found, agrees

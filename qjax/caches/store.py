@@ -15,7 +15,9 @@ import jax
 import numpy as np
 
 from qjax.caches.keys import common
+from qjax.caches.reach import Reach, reach
 from qjax.caches.tier import Hit, Restored, Unusable
+from qjax.config import TOKEN
 from qjax.pages import PagePool, PoolFull
 from qjax.state import BLOCK, Layout, Sequence
 
@@ -30,7 +32,8 @@ class Snapshot:
     """A sequence on the host, read only, in memory of its own.
 
     keys: int64 [n]. tokens: int32 [n]. sections, open: name -> array in pinned host memory; open is empty at a block line. rows: view ->
-    `[layers, heads, n, dim]`. logits: float32 [V] of the last token, where they are known. use: "session" or "prefix".
+    `[layers, heads, n, dim]`. logits: float32 [V] of the last token, where they are known. use: "session" or "prefix". tainted: as of
+    an anchor.
     """
 
     keys: np.ndarray
@@ -41,6 +44,7 @@ class Snapshot:
     open: dict[str, jax.Array]
     rows: dict[str, np.ndarray]
     logits: np.ndarray | None
+    tainted: bool = False
 
     @property
     def length(self) -> int:
@@ -51,16 +55,11 @@ class Snapshot:
         arrays = [self.keys, self.tokens, *self.sections.values(), *self.open.values(), *self.rows.values()]
         return sum(a.nbytes for a in arrays) + (0 if self.logits is None else self.logits.nbytes)
 
-    def reach(self, keys: np.ndarray) -> tuple[int, bool]:
-        """(start, whole) for a prompt's keys: the latest start that this serves, 0 for none, and whether nothing is left to forward.
-
-        It serves every length in its open block, and a whole prompt only with its last token's logits.
-        """
-        agrees = common(self.keys, keys)
-        if agrees == self.length == keys.size and self.logits is not None:
-            return agrees, True
-        start = min(agrees, keys.size - 1)
-        return (start if start >= self.length // BLOCK * BLOCK else 0), False
+    def reach(self, keys: np.ndarray, level: str, grid: int) -> Reach | None:
+        """Where a prompt with these keys can start, if at all."""
+        agrees, logits = common(self.keys, keys), self.logits is not None
+        found = reach(self.length, agrees, keys.size, logits=logits, tainted=self.tainted, level=level, grid=grid)
+        return found if found is not None and found.start else None
 
 
 def snapshot_bytes(layout: Layout, length: int, logits: np.ndarray | None = None) -> int:
@@ -86,7 +85,7 @@ class StateStore:
 
     name = "store"
 
-    def __init__(self, pool: PagePool, budget_bytes: int, entry_bytes: int, prefix_chunk: int | None = None):
+    def __init__(self, pool: PagePool, budget_bytes: int, entry_bytes: int, prefix_chunk: int | None = None, level: str = TOKEN):
         """budget_bytes: of all snapshots, 0 for none. entry_bytes: of one at the most. prefix_chunk: tokens from one line for prefix
         snapshots to the next, whole pages because a prefill ends a forward there; None for one page, 0 for no prefix snapshots.
 
@@ -97,12 +96,11 @@ class StateStore:
             raise ValueError(f"the state store's bytes must be 0 or more, not {budget_bytes:,} with {entry_bytes:,} an entry")
         if prefix_chunk < 0 or prefix_chunk % pool.layout.grid:
             raise ValueError(f"prefix_chunk must be a multiple of the grid, {pool.layout.grid}, or 0, not {prefix_chunk}")
-        self._pool, self._layout, self._chunk = pool, pool.layout, prefix_chunk
+        self._pool, self._layout, self._chunk, self._level = pool, pool.layout, prefix_chunk, level
         self.budget_bytes, self.entry_bytes = budget_bytes, min(entry_bytes, budget_bytes)
         self._entries: dict[Snapshot, None] = {}  # in the order of their last use, the least recent first
         self._passed: set[Snapshot] = set()  # sessions that a later turn went on from
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._misses = 0
         if self.entry_bytes:
             pool.compile_copies()
 
@@ -115,13 +113,11 @@ class StateStore:
         return bool(self._chunk) and length % self._chunk == 0 and snapshot_bytes(self._layout, length) <= self.entry_bytes
 
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
-        best = None
+        best, furthest = None, None
         for entry in self._entries:
-            if entry.tenant == tenant:
-                start, whole = entry.reach(keys)
-                if start and (best is None or (start, whole) >= (best.start, best.whole)):
-                    best = Hit(start, self.name, self, entry, whole)
-        self._misses += best is None
+            found = entry.reach(keys, self._level, self._layout.grid) if entry.tenant == tenant else None
+            if found is not None and (furthest is None or found >= furthest):
+                best, furthest = Hit(found.start, self.name, self, entry, found.whole, found.exact), found
         return best
 
     def take(self, hit: Hit) -> Restored:
@@ -146,11 +142,20 @@ class StateStore:
         )
         return Restored(sequence, entry.logits if hit.whole else None)
 
-    def offer(self, keys: np.ndarray, tenant: str, sequence: Sequence | None, logits: np.ndarray | None = None, use: str = "session") -> bool:
+    def offer(
+        self,
+        keys: np.ndarray,
+        tenant: str,
+        sequence: Sequence | None,
+        logits: np.ndarray | None = None,
+        use: str = "session",
+        tainted: bool = False,
+    ) -> bool:
         """Copies a sequence to the host, in the place of what is worth least; True where the store has it now.
 
         keys: int64 [n], the sequence's own length. sequence: in the store's pool, held by somebody; None where no state was taken.
-        logits: float32 [V] of its last token. Nothing is copied, and nothing else given up, for a snapshot that is refused.
+        logits: float32 [V] of its last token. tainted: as of an anchor. Nothing is copied, and nothing else given up, for a snapshot that
+        is refused.
         """
         if use not in USES:
             raise ValueError(f"use must be one of {', '.join(USES)}, not {use!r}")
@@ -158,7 +163,7 @@ class StateStore:
         if not self._is_state_of(keys, sequence):
             self._counts["skipped_no_state", use] += 1
             return False
-        same = next((e for e in self._entries if e.tenant == tenant and np.array_equal(e.keys, keys)), None)
+        same = next((e for e in self._entries if (e.tenant, e.tainted) == (tenant, tainted) and np.array_equal(e.keys, keys)), None)
         if same is not None:
             self._refresh(same, logits, use)
             return True
@@ -181,6 +186,7 @@ class StateStore:
             open=_moved(sequence.open, "pinned_host") if keys.size % BLOCK else {},
             rows=rows,
             logits=None if logits is None else _own(logits, np.float32),
+            tainted=tainted,
         )
         self._entries[entry] = None
         return True
@@ -202,8 +208,12 @@ class StateStore:
         self._entries[entry] = None
 
     def _make_room(self, size: int) -> None:
-        """Evicts until so many bytes more fit: sessions that a later turn went on from first, then the least recently used."""
-        while self.nbytes + size > self.budget_bytes:
+        """Evicts until so many bytes more fit."""
+        self.shrink(self.budget_bytes - size)
+
+    def shrink(self, limit: int) -> None:
+        """Evicts until no more than so many bytes are held: sessions that a later turn went on from first, then the least recently used."""
+        while self._entries and self.nbytes > limit:
             entry = next((e for e in self._entries if e in self._passed), None) or next(iter(self._entries))
             self._counts["evicted", entry.use] += 1
             self._drop(entry)
@@ -213,12 +223,11 @@ class StateStore:
         self._passed.discard(entry)
 
     def stats(self) -> dict[str, int]:
-        """Entries and bytes that are held now, then counters; each whole, and for "session" and "prefix" apart but for misses."""
+        """Entries and bytes that are held now, then counters; each whole, and for "session" and "prefix" apart."""
         kept = {use: [e for e in self._entries if e.use == use] for use in USES}
         stats = {
             "entries": len(self._entries),
             "bytes": self.nbytes,
-            "misses": self._misses,
             **{event: sum(self._counts[event, use] for use in USES) for event in EVENTS},
         }
         for use, entries in kept.items():

@@ -19,7 +19,8 @@ class Hit:
     """What a tier offers for some key ids.
 
     start: tokens that need no forward. source: the name in the ledger. entry: the tier's own. whole: the entry ends at the
-    keys' last one and has that token's logits, so that nothing needs a forward.
+    keys' last one and has that token's logits, so that nothing needs a forward. exact: what follows has a cold run's bits; where not,
+    it is a session resume at level grid, held to the greedy gate.
     """
 
     start: int
@@ -27,6 +28,7 @@ class Hit:
     tier: Tier
     entry: Any
     whole: bool = False
+    exact: bool = True
 
 
 @dataclass(frozen=True)

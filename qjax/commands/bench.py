@@ -1,5 +1,5 @@
 """`qjax bench engine`: how fast the engine is on this machine, and how near to what the machine can do. `qjax bench resume`: what a
-resume saves.
+resume saves. `qjax bench replay`: what a trace of requests would reuse.
 """
 
 import dataclasses
@@ -10,12 +10,17 @@ from rich.table import Table
 
 from qjax.bench import resume
 from qjax.bench.engine import measure
+from qjax.bench.replay import replay
+from qjax.bench.trace import read, write
+from qjax.bench.traffic import named
 from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 
 
 def run(args) -> int:
+    if args.what == "replay":
+        return run_replay(args)
     config = EngineConfig.from_flags(args)
     with Console(stderr=True).status("loading and compiling") as status:
         if args.what == "engine":
@@ -31,6 +36,19 @@ def run(args) -> int:
         print(json.dumps(found))
     else:
         (show if args.what == "engine" else show_resume)(found, Console())
+    return 0
+
+
+def run_replay(args) -> int:
+    with Console(stderr=True).status("reading the trace") as status:
+        calls = (named(args.trace) or read(args.trace))[: args.first]
+        if args.write:
+            write(calls, args.write)
+        found = {"trace": args.trace} | replay(calls, CacheConfig.from_flags(args), args.kv_gb, progress=status.update)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        show_replay(found, Console())
     return 0
 
 
@@ -71,3 +89,27 @@ def show_resume(found: dict, console: Console) -> None:
             table.add_row(case["name"], case["source"], *counts, f"{1e3 * case['warm_s']:,.1f} ms", f"{case['ratio']:,.0f}", over)
         console.print(table)
         console.print(f"a cold prefill with the caches takes {run['caching_cost']:.3f} times as long as without them", highlight=False)
+        lookups = max(1e3 * case["lookup_s"] for case in run["cases"] if not case["copied_bytes"])
+        copies = [(1e3 * case["lookup_s"], case["copied_bytes"] / 2**20) for case in run["cases"] if case["copied_bytes"]]
+        copied = "".join(f", the store's {ms:.1f} ms, in which it copied {mib:.1f} MiB into the pool" for ms, mib in copies)
+        console.print(f"lookups took up to {lookups:.2f} ms{copied}", highlight=False)
+
+
+def show_replay(found: dict, console: Console) -> None:
+    """A row a run: tokens reused and read again, and seconds to the first token; below, what gave the reused ones."""
+    table = Table(title=f"{found['trace']}: {found['requests']:,} requests, {found['prompt_tokens']:,} prompt tokens", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in ("reused", "share", "again", "mean s", "median s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, run in found["runs"].items():
+        seconds = (f"{run['ttft_s'][which]:,.2f}" for which in ("mean", "median"))
+        table.add_row(name, f"{run['reused']:,}", f"{100 * run['share']:.2f} %", f"{run['read_again']:,}", *seconds)
+    console.print(table)
+    for name, run in found["runs"].items():
+        given = sorted(run["sources"].items(), key=lambda source: -source[1]["reused"])
+        sources = ", ".join(f"{source} {100 * counts['share']:.2f} % in {counts['requests']:,}" for source, counts in given)
+        console.print(f"{name}: {sources}", highlight=False)
+    console.print(
+        f"pool {found['pool_gb']:g} GiB, all budgets and the pool {found['total_gb']:g} GiB; seconds are modelled, without waiting",
+        highlight=False,
+    )

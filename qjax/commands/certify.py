@@ -47,7 +47,7 @@ def run(args) -> int:
         checks = (*found.checks, *tiers, *_processes(engine, args.model, config, status.update))
         found = dataclasses.replace(found, checks=checks, controls=found.controls | controls)
     if args.json:
-        print(json.dumps(as_json(found)))
+        print(json.dumps(as_json(found) | {"exactness": engine.level}))
     else:
         _print(found, engine)
     return 1 if found.level == NONE else 0
@@ -70,8 +70,15 @@ def _processes(engine: Engine, model: str, config: EngineConfig, progress) -> tu
 
 
 def as_json(found: Certificate) -> dict:
-    checks = [{"name": c.name, "rows": c.rows, "differing_bits": c.differing_bits} | ({} if c.hit is None else {"hit": c.hit}) for c in found.checks]
-    return {"level": found.level, "checks": checks, "controls": found.controls, "control_failed": found.control_failed}
+    """level: what was measured. exactness, which is added to it: the level that the engine ran at."""
+
+    def row(c: Check) -> dict:
+        more = {"hit": c.hit, "near_ties": c.near_ties}
+        return {"name": c.name, "rows": c.rows, "differing_bits": c.differing_bits} | {
+            name: value for name, value in more.items() if value is not None
+        }
+
+    return {"level": found.level, "checks": [row(c) for c in found.checks], "controls": found.controls, "control_failed": found.control_failed}
 
 
 def _print(found: Certificate, engine: Engine) -> None:
@@ -80,7 +87,8 @@ def _print(found: Certificate, engine: Engine) -> None:
     table.add_column("rows", justify="right")
     table.add_column("differing bits", justify="right")
     for c in found.checks:
-        table.add_row(c.name, f"{c.rows:,}", f"{c.differing_bits:,}", style=None if c.differing_bits == 0 else "red")
+        ties = f", {c.near_ties} near tie{'s' if c.near_ties != 1 else ''}" if c.near_ties else ""
+        table.add_row(c.name + ties, f"{c.rows:,}", f"{c.differing_bits:,}", style=None if c.differing_bits == 0 else "red")
     table.add_section()
     for name, bits in found.controls.items():
         table.add_row(f"control, must differ: {name}", "", f"{bits:,}", style="dim" if bits else "red")

@@ -1,4 +1,4 @@
-"""`qjax generate [FILE|-]`: continues a plain text; no template."""
+"""`qjax generate [FILE|-] ...`: continues plain texts; no template."""
 
 import argparse
 import json
@@ -10,7 +10,8 @@ from rich.console import Console
 from qjax.cli import sampling_flags
 from qjax.commands.console import Interrupt, Reading, say, start
 from qjax.config import CacheConfig, EngineConfig
-from qjax.generation import Generation
+from qjax.generation import Generation, Token
+from qjax.parallel import Parallel
 from qjax.sampling import Sampling
 from qjax.text import StopStrings
 
@@ -18,38 +19,79 @@ ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end o
 
 
 def run(args: argparse.Namespace) -> int:
-    """The text goes to standard output as it comes, all else to standard error; with --json one object and nothing else."""
+    """The text goes to standard output as it comes, all else to standard error; with --json one object and nothing else.
+
+    Several files run side by side (--parallel); their answers come in the files' order, with --json as a list.
+    """
     flags, config, caches = sampling_flags(args), EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     Sampling(**flags), StopStrings(args.stop)  # a wrong flag is told before anything is loaded
     notes = Console(stderr=True, highlight=False, quiet=args.json)
-    text = read(args.file, notes)
+    texts = [read(file, notes) for file in args.files]
     engine = start(args.model, config, notes, caches)
-    model, reading = engine.model, Reading(notes)
+    model, reading, runs = engine.model, Reading(notes), Parallel(engine)
     with Interrupt() as interrupt:
-        generation = engine.generate(
-            model.tokenizer.encode(text),
-            sampling=Sampling(**model.generation | flags),
-            max_tokens=args.max_tokens,
-            stop=args.stop,
-            progress=reading,
-            cancel=interrupt,
-        )
+        answers = [
+            runs.submit(
+                model.tokenizer.encode(text),
+                sampling=Sampling(**model.generation | flags),
+                max_tokens=args.max_tokens,
+                stop=args.stop,
+                progress=reading if len(texts) == 1 else None,
+                cancel=interrupt,
+            )
+            for text in texts
+        ]
+        shown = None if args.json else Shown(answers, args.files, notes)
         try:
-            for token in generation:
-                if not args.json:
-                    print(token.text, end="", flush=True)
+            for generation, token in runs:
+                if token is None:
+                    let_go(engine, generation)  # the others may need its pages
+                if shown:
+                    shown.show(generation, token)
         finally:
             reading.close()
-            generation.close()
-            if generation.sequence is not None:
-                engine.release(generation.sequence)
-    if args.json:
-        print(json.dumps(as_json(engine, generation)))
-    else:
-        if not generation.text.endswith("\n"):
-            print(flush=True)
-        say(notes, statistics(generation), "dim")
+            for generation in answers:
+                let_go(engine, generation)
+    failed = next((generation.error for generation in answers if generation.error is not None), None)
+    if args.json and (len(answers) > 1 or failed is None):
+        objects = [as_json(engine, generation) for generation in answers]
+        print(json.dumps(objects if len(objects) > 1 else objects[0]))
+    if failed is not None:
+        raise failed
     return 130 if interrupt() else 0
+
+
+def let_go(engine, generation: Generation) -> None:
+    generation.close()
+    if generation.sequence is not None:
+        engine.release(generation.sequence)
+        generation.sequence = None
+
+
+class Shown:
+    """Prints answers in order: the first that has not ended as it comes, then what the next one has said until now."""
+
+    def __init__(self, answers: list[Generation], files: list[str], notes: Console):
+        self._left, self._several, self._notes, self._ended = list(zip(files, answers, strict=True)), len(files) > 1, notes, set()
+        self._begin("")
+
+    def show(self, generation: Generation, token: Token | None) -> None:
+        if token is None:
+            self._ended.add(generation)
+        elif generation is self._left[0][1]:
+            print(token.text, end="", flush=True)
+        while self._left and self._left[0][1] in self._ended:
+            file, now = self._left.pop(0)
+            if not now.text.endswith("\n"):
+                print(flush=True)
+            if now.error is None:
+                say(self._notes, (f"{file}: " if self._several else "") + statistics(now), "dim")
+            self._begin("\n")
+
+    def _begin(self, above: str) -> None:
+        if self._left and self._several:
+            file, now = self._left[0]
+            print(f"{above}==> {file} <==\n{now.text}", end="", flush=True)
 
 
 def read(file: str, notes: Console) -> str:
@@ -78,7 +120,7 @@ def as_json(engine, generation: Generation) -> dict:
         "prefill_seconds": generation.prefill_seconds,
         "first_token_seconds": generation.first_token_seconds,
         "decode_seconds": generation.decode_seconds,
-    }
+    } | ({} if generation.error is None else {"error": str(generation.error)})
 
 
 def statistics(generation: Generation) -> str:

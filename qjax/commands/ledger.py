@@ -82,7 +82,7 @@ def row(record: Record) -> dict[str, str]:
         "number": str(record.number),
         "day": f"{when:%Y-%m-%d}",
         "clock": f"{when:%H:%M:%S}",
-        "source": safe(record.source),
+        "source": safe(record.source) + ("" if record.exact else " (gate)"),
         "prompt": f"{record.prompt_tokens:,}",
         "reused": f"{record.start:,}",
         "again": f"{record.read_again:,}",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.caches.anchors import NEWEST, Anchor, Depths, live_bytes, spread, thin
+from qjax.caches.anchors import NEWEST, Anchor, Depths, live_bytes, newest, spread, thin
 from qjax.state import BLOCK, Sequence
 
 SIZE = 1000
@@ -131,10 +131,21 @@ def test_what_always_holds(lengths_, kinds, sizes, budget, depths):
     kept = thin(anchors, budget, parted(*depths, times=1))
     assert anchors == before
     assert kept == [a for a in before if a in kept]
-    assert kept[-NEWEST:] == before[-NEWEST:]
-    assert live_bytes(kept) <= budget or len(kept) == min(NEWEST, len(before))
+    assert kept[-1:] == before[-1:]
+    assert set(newest(before)) <= set(kept)
+    assert live_bytes(kept) <= budget or kept == newest(before)
     if live_bytes(before) <= budget:
         assert kept == before
+
+
+def test_the_newest_do_not_count_what_is_superseded():
+    """Each turn leaves a prompt's end and its own: four of these alone would leave an edit in the last turn no anchor below it."""
+    anchors = [
+        anchor(n, kind) for n, kind in [(64, "grid"), (128, "grid"), (192, "branch"), (200, "prompt"), (210, "end"), (230, "prompt"), (240, "end")]
+    ]
+    assert lengths(newest(anchors)) == [128, 192, 230, 240]
+    assert lengths(newest(anchors[:4])) == [64, 128, 192, 200]
+    assert newest([]) == []
 
 
 @pytest.mark.parametrize("kind", ["prompt", "end", "history"])

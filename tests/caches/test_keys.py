@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.caches.keys import STEP, common
+from qjax.caches.keys import MOST, STEP, common
 
 
 def by_loop(a, b) -> int:
@@ -24,17 +24,21 @@ def test_short_arrays(head, a, b):
     assert common(np.array(a, np.int64), np.array(b, np.int64)) == by_loop(a, b)
 
 
-@pytest.mark.parametrize("length", [0, 1, STEP - 1, STEP, STEP + 1, 3 * STEP])
+EDGES = [STEP, 3 * STEP, 7 * STEP, 15 * STEP, 31 * STEP, 31 * STEP + MOST]
+"""Where the pieces end: each is twice the one before it, up to MOST."""
+
+
+@pytest.mark.parametrize("length", [0, 1, *(edge + n for edge in EDGES for n in (-1, 0, 1))])
 def test_equal_and_prefix(length):
     a = np.arange(length)
-    for b in (a, a.copy(), np.arange(length + 1), np.arange(length + 2 * STEP)):
+    for b in (a, a.copy(), np.arange(length + 1), np.arange(length + 2 * MOST)):
         assert common(a, b) == common(b, a) == length
 
 
-@pytest.mark.parametrize("at", [0, 1, STEP - 1, STEP, STEP + 1, 2 * STEP - 1, 2 * STEP, 2 * STEP + 99])
+@pytest.mark.parametrize("at", [0, 1, *(edge + n for edge in EDGES for n in (-1, 0, 99))])
 def test_one_difference(at):
     """It is found wherever it lies in the pieces that are compared, and one behind it changes nothing."""
-    a = np.arange(2 * STEP + 100)
+    a = np.arange(EDGES[-1] + 100)
     b = a.copy()
     b[at] = -1
     assert common(a, b) == common(b, a) == at

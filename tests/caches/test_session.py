@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from qjax.caches.anchors import Anchor
 from qjax.caches.session import Session
+from qjax.config import TOKEN
 from qjax.pages import PagePool
 from qjax.state import BLOCK, Layout, Section, Sequence, View
 
@@ -64,9 +65,11 @@ def test_best_is_the_best_of_all(size, anchors, same, more):
     if not keys.size:
         return
     anchors = {n: logits for n, logits in anchors.items() if n <= size}
-    found, start, whole, agrees = session(PagePool(LAYOUT, 4), kept, anchors).best(keys)
+    found, reached, agrees = session(PagePool(LAYOUT, 4), kept, anchors).best(keys, TOKEN)
+    start, whole, exact = reached or (0, False, True)
     assert (start, whole, agrees) == by_trying(anchors, kept, keys)
     assert (found is None) == (start == 0)
+    assert exact
     if found is not None:
         assert found.line <= start <= found.length
         found.sequence.cut(start, LAYOUT.grid)  # raises where it does not serve that length
@@ -79,7 +82,7 @@ def test_anchors_are_ascending_and_keys_are_compared():
     assert [a.length for a in made.anchors] == [64, 128, 256, 300]
     other = keys.copy()
     other[70] += 1 << 40  # the low bits agree
-    assert made.best(other)[1:] == (64, False, 70)
+    assert made.best(other, TOKEN)[1:] == ((64, False, True), 70)
 
 
 def test_anchors_get_the_pages_that_the_session_holds():
@@ -128,6 +131,7 @@ def test_cut_keeps_what_an_anchor_reaches(length, left, pages):
     made.cut(length)
     assert (made.length, len(made.pages), pool.free) == (left, pages, 4 - pages)
     assert all(a.length <= left for a in made.anchors)
-    assert made.best(np.append(keys[:left], -1))[1] == left
+    reached = made.best(np.append(keys[:left], -1), TOKEN)[1]
+    assert (reached.start if reached else 0) == left
     made.close()
     assert pool.free == 4

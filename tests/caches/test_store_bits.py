@@ -120,7 +120,6 @@ def test_a_snapshot_is_cut_inside_its_open_block(tiny_engine, agrees, start):
     hit = store.find(ids(other), "")
     if start is None:
         assert hit is None
-        assert store.stats()["misses"] == 1
         return
     assert (hit.start, hit.whole) == (start, False)
     restored = store.take(hit)

@@ -1,9 +1,15 @@
-"""`qjax certify`: ended in the middle, it leaves neither its directory nor its children."""
+"""`qjax certify`: every tier has its row, and ended in the middle it leaves neither its directory nor its children."""
 
 import os
 import signal
 import subprocess
 import sys
+
+import pytest
+
+from qjax.caches.store import StateStore
+from qjax.ledger import SOURCES
+from qjax.warmth import certify_tiers
 
 CERTIFY = """
 import os, signal, sys
@@ -38,3 +44,25 @@ def test_ended_it_leaves_nothing(tmp_path):
         assert process.stderr.read() == b""
     assert list(directory.iterdir()) == []
     assert not os.path.exists(f"/proc/{pid}") if os.path.isdir("/proc/self") else True
+
+
+def test_every_tier_has_a_row_and_its_control(engine_256):
+    said, free = [], engine_256.pool.free
+    checks, controls = certify_tiers(engine_256, progress=said.append)
+    assert {c.name.split()[-1] for c in checks} == SOURCES.keys() - {"cold", "given"}
+    assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
+    layout = engine_256.layout
+    anchor, snapshot = ({s.name for s in parts} for parts in (layout.sections, (*layout.sections, *layout.open, *layout.views)))
+    assert set(controls) == {f"{name} of an anchor zeroed" for name in anchor} | {f"{name} of a snapshot zeroed" for name in snapshot}
+    assert all(controls.values())
+    assert "tier: store" in said
+    assert (engine_256.caches, engine_256.pool.free) == (None, free)
+
+
+def test_a_tier_that_does_not_answer_is_no_row(engine_256, monkeypatch):
+    """Control: the store finds nothing, and the run does not pass for one."""
+    monkeypatch.setattr(StateStore, "find", lambda self, keys, tenant: None)
+    free = engine_256.pool.free
+    with pytest.raises(RuntimeError, match="expected a hit of 'store', found 'cold'"):
+        certify_tiers(engine_256)
+    assert (engine_256.caches, engine_256.pool.free) == (None, free)

@@ -98,13 +98,13 @@ def test_interrupt_at_the_prompt_and_in_an_answer_stay_in_the_chat(engine, answe
 
 
 def test_interrupt_while_reading_takes_the_question_back(engine, answers, type_in, capsys, monkeypatch):
-    run = engine.run_prompt
+    run = engine.prompt_steps
 
     def pressed(*arguments, **options):
         signal.raise_signal(signal.SIGINT)
         return run(*arguments, **options)
 
-    monkeypatch.setattr(engine, "run_prompt", pressed)
+    monkeypatch.setattr(engine, "prompt_steps", pressed)
     type_in("Hello.", "/back")
     lines = chat(capsys)
     assert [line for line in lines if "take" in line] == ["stopped while reading; the question is taken back", "there is nothing to take back"]

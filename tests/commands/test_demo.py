@@ -177,7 +177,7 @@ def test_caches_that_keep_nothing_to_compare_are_told(engine, answers, capsys):
 @pytest.mark.parametrize("when", ["answer", "prompt", "proof", "control"])
 def test_interrupt_stops_it_and_leaves_nothing_held(engine, answers, capsys, monkeypatch, when):
     answers(*RIGHT, BROKEN)
-    draw, run, calls = sys.modules["qjax.generation"].sample, engine.run_prompt, []
+    draw, run, calls = sys.modules["qjax.generation"].sample, engine.prompt_steps, []
 
     def drawn(logits, sampling, history, number, allowed):
         if (when, len(calls), number) == ("answer", 2, 1):
@@ -191,7 +191,7 @@ def test_interrupt_stops_it_and_leaves_nothing_held(engine, answers, capsys, mon
         return run(tokens, sequence, **options)
 
     monkeypatch.setattr("qjax.generation.sample", drawn)
-    monkeypatch.setattr(engine, "run_prompt", pressed)
+    monkeypatch.setattr(engine, "prompt_steps", pressed)
     before = signal.getsignal(signal.SIGINT)
     assert main(["demo", "--tokens", TOKENS]) == 130
     shown = capsys.readouterr()

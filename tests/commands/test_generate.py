@@ -10,6 +10,7 @@ import types
 import pytest
 
 from qjax.cli import main
+from qjax.pages import PoolFull
 from qjax.sampling import Sampling
 
 
@@ -49,14 +50,25 @@ def test_a_file_is_taken_as_it_stands(engine, tmp_path, monkeypatch, capsys):
 
 def stand_in():
     class Nothing(types.SimpleNamespace):
-        def __iter__(self):
+        __hash__ = object.__hash__
+
+        def steps(self):
             return iter(())
 
         def close(self):
             pass
 
     return Nothing(
-        sequence=None, text="", tokens=[], finish="stop", prompt_tokens=1, prefill_seconds=0.0, first_token_seconds=0.0, decode_seconds=0.0
+        lookup=None,
+        error=None,
+        sequence=None,
+        text="",
+        tokens=[],
+        finish="stop",
+        prompt_tokens=1,
+        prefill_seconds=0.0,
+        first_token_seconds=0.0,
+        decode_seconds=0.0,
     )
 
 
@@ -81,6 +93,54 @@ def test_json_is_one_object_and_nothing_else(engine, answers, stdin, capsys):
     assert engine.model.tokenizer.decode(out["tokens"]).startswith("One two three")
     assert out["prompt_tokens"] == len(engine.model.tokenizer.encode("Count: "))
     assert min(out[f"{name}_seconds"] for name in ("load", "compile", "prefill", "first_token", "decode")) > 0
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"a": "The worker reads", "b": "Count: " * 30, "c": "At night"}.items():
+        (tmp_path / name).write_text(text)
+    return ["b", "a", "c"]
+
+
+def test_several_files_are_answered_in_their_order(engine, files, monkeypatch, capsys):
+    """Side by side, each as alone: the one that came first is shown first, though it does not end first."""
+    alone = {}
+    for file in files:
+        assert main(["generate", file, "--max-tokens", "9", "--json"]) == 0
+        alone[file] = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(engine, "parallel", 3)
+    engine.caches.clear()
+    ended = []
+    release = engine.release
+    monkeypatch.setattr(engine, "release", lambda sequence: (ended.append(int(sequence.length)), release(sequence)))
+    assert main(["generate", *files, "--max-tokens", "9"]) == 0
+    assert len(ended) == 3
+    assert max(ended) != ended[0]  # b's is the longest
+    shown = capsys.readouterr()
+    bodies = [alone[file]["text"] + "\n" * (not alone[file]["text"].endswith("\n")) for file in files]
+    assert shown.out == "\n".join(f"==> {file} <==\n{body}" for file, body in zip(files, bodies, strict=True))
+    assert [line.split(" prompt tokens")[0] for line in shown.err.splitlines()] == [f"{file}: {alone[file]['prompt_tokens']}" for file in files]
+    assert [r.source for r in engine.caches.ledger.records[-3:]] == ["cold"] * 3
+    assert main(["generate", *files, "--max-tokens", "9", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert [(one["text"], one["tokens"]) for one in both] == [(alone[file]["text"], alone[file]["tokens"]) for file in files]
+
+
+def test_one_of_several_that_fails_costs_no_other(engine, files, monkeypatch, capsys):
+    draw = sys.modules["qjax.generation"].sample
+
+    def broken(logits, sampling, history, number, allowed):
+        if len(engine.caches.ledger.records) == 1:
+            raise PoolFull("no page")
+        return draw(logits, sampling, history, number, allowed)
+
+    monkeypatch.setattr("qjax.generation.sample", broken)
+    assert main(["generate", *files, "--max-tokens", "3", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert [one.get("error") for one in json.loads(shown.out)] == [None, "no page", None]
+    assert [len(one["tokens"]) for one in json.loads(shown.out)] == [3, 0, 3]
+    assert shown.err == "qjax: error: no page\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -14,7 +14,7 @@ from qjax.caches.anchors import Anchor
 from qjax.caches.keys import common
 from qjax.caches.lookup import Caches
 from qjax.caches.resident import ResidentPrefix
-from qjax.config import CacheConfig
+from qjax.config import GRID, TOKEN, CacheConfig
 from qjax.pages import PagePool, PoolFull
 from tests.bits import assert_bits_equal
 from tests.equivalence.counting import ANSWER, Reference, digest, recount
@@ -54,9 +54,10 @@ class Machine(stateful.RuleBasedStateMachine):
             cache_budget_gb=store * page,
             **{f"resident_{role}_gb": budget for role, budget in gb.items()},
         )
-        self.engine.caches = self.caches = Caches(self.pool, self.config, decode=self.engine.model.tokenizer.decode)
+        self.engine.caches = self.caches = Caches(self.pool, self.config, self.engine.level, self.engine.model.tokenizer.decode)
         self.resident = self.caches.resident
         self.served: dict[str, list[np.ndarray]] = {"a": [], "b": []}
+        self.begun: dict[str, list[np.ndarray]] = {"a": [], "b": []}  # prompts, for what was found while they ran
         self.past: list[tuple[str, np.ndarray, list[int]]] = []
         self.running = []
         self.held = []  # the sequence that a caller keeps
@@ -92,6 +93,7 @@ class Machine(stateful.RuleBasedStateMachine):
         asked = iter(range(10_000))
         cancel = None if cancel_after is None else lambda: next(asked) >= cancel_after
         generation = self.engine.generate(tokens, max_tokens=most, tenant=tenant, cancel=cancel, **marks)
+        self.begun[tenant].append(tokens)
         loop = iter(generation)
         self.running.append((loop, generation))
         done = [next(loop, None)]
@@ -107,7 +109,8 @@ class Machine(stateful.RuleBasedStateMachine):
 
     def judge(self, generation, tenant, tokens, most):
         record, sequence = self.caches.ledger.records[-1], generation.sequence
-        known = max((common(tokens, rows) for rows in self.served[tenant]), default=0)
+        served = self.served[tenant] + (self.begun[tenant] if record.source == "running" else [])
+        known = max((common(tokens, rows) for rows in served), default=0)
         assert (record.tenant, record.prompt_tokens, record.start) == (tenant, tokens.size, generation.start)
         assert 0 <= record.start <= (known if record.source == "store" else record.agrees) <= known
         assert record.read_again == max(0, record.agrees - record.start)
@@ -271,10 +274,13 @@ def run(engine, examples, steps):
     return Machine.seen
 
 
+@pytest.mark.parametrize("level", [TOKEN, GRID])
 @pytest.mark.parametrize("name", ["tiny_engine", "engine_256"])
-def test_random_requests_equal_cold_runs(request, name):
+def test_random_requests_equal_cold_runs(request, monkeypatch, name, level):
     """A20, A10, A14, A15: and most kinds of hits and of ends came up. A page is one block, then four."""
-    seen = run(request.getfixturevalue(name), examples=14, steps=20)
+    engine = request.getfixturevalue(name)
+    monkeypatch.setattr(engine, "level", level)
+    seen = run(engine, examples=14, steps=20)
     assert len(seen.keys() & {"end", "prompt", "resident", "parked", "pinned", "guest", "store"}) >= 5, seen
     assert min(seen[what] for what in ("cold", "length", "cancelled", "raised")) > 0, seen
     assert seen["resumed inside a block"] > 20

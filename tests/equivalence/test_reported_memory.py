@@ -130,5 +130,5 @@ def test_an_answer_that_reaches_the_limit(tiny_engine, resident):
     record, generated, state = answer(tiny_engine, tokens, 100)
     assert (record.finish, len(generated), state["tokens"].size) == ("length", 8, 447)
     again = joined(tokens, generated[:-1])
-    assert answer(tiny_engine, again, 100)[0].start == 446
-    assert_warm_is_cold(tiny_engine, again, "prompt", 447, max_tokens=1)
+    assert answer(tiny_engine, again, 100)[0].start == 447  # the end's logits are kept with it: no forward
+    assert_warm_is_cold(tiny_engine, again, "end", 447, max_tokens=1)
