@@ -144,11 +144,11 @@ class CacheConfig(Flags):
             int, "longest prompt that leaves the resident session resident, where it is under a quarter of it (default 8192)", metavar="N"
         ),
     )
-    resident_stash_gb: float = field(default=1.0, metadata=_flag(float, "rows and anchors of guests, in GiB (default 1)", metavar="X"))
-    resident_pin_gb: float = field(default=4.0, metadata=_flag(float, "heads of sessions that the park cannot hold, in GiB (default 4)", metavar="X"))
-    resident_park_gb: float = field(
-        default=4.0, metadata=_flag(float, "parked sessions, past a head that they share, in GiB (default 4)", metavar="X")
+    resident_stash_gb: float = field(default=1.0, metadata=_flag(float, "anchors of guests, in GiB (default 1)", metavar="X"))
+    resident_pin_gb: float = field(
+        default=4.0, metadata=_flag(float, "anchors of pinned heads, which are left of sessions without room, in GiB (default 4)", metavar="X")
     )
+    resident_park_gb: float = field(default=4.0, metadata=_flag(float, "anchors of parked sessions, in GiB (default 4)", metavar="X"))
 
     cache_budget_gb: float = field(
         default=2.0, metadata=_flag(float, "the state store, snapshots in host memory of what the pool gave up, in GiB (default 2)", metavar="X")

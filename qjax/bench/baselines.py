@@ -10,7 +10,8 @@ import numpy as np
 from qjax.bench.trace import Call
 from qjax.caches.anchors import NEWEST
 from qjax.caches.keys import common
-from qjax.caches.resident import GUEST_SHARE, PIN_ANCHORS
+from qjax.caches.resident import GUEST_SHARE
+from qjax.caches.sessions import PIN_ANCHORS
 from qjax.config import CacheConfig
 from qjax.state import Layout
 

@@ -95,16 +95,16 @@ class Depths:
         return below(farthest) - below(nearest)
 
 
-def thin(anchors: list[Anchor], budget: int, depths: Depths) -> list[Anchor]:
+def thin(anchors: list[Anchor], budget: int, depths: Depths, end: int | None = None, few: bool = False) -> list[Anchor]:
     """Anchors of one session, ascending, without those that must go for the rest to fit a budget in bytes.
 
     Superseded ones go first. Then always the one whose loss costs least: the share of requests that resume there times the tokens
-    they would read again. The newest ones stay.
+    they would read again. The newest ones stay; with few, one of all is enough. end: the session's length, if it goes on past the last.
     """
-    kept, stay = list(anchors), newest(anchors)
-    end = kept[-1].length if kept else 0
-    while live_bytes(kept) > budget and len(kept) > len(stay):
-        lengths = [0, *(a.length for a in kept), end]
+    kept, stay = list(anchors), [] if few else newest(anchors)
+    end = (kept[-1].length if kept else 0) if end is None else end
+    while live_bytes(kept) > budget and len(kept) > max(1, len(stay)):
+        lengths = [0, *(a.length for a in kept), end + 1]
         costs = {  # lengths[i + 1] is kept[i]'s: it serves those that part there or later, and before the next
             i: depths.share(end - lengths[i + 2] + 1, end - lengths[i + 1] + 1) * (lengths[i + 1] - lengths[i])
             for i, a in enumerate(kept)

@@ -98,7 +98,10 @@ class Caches:
     def take(self, hit: Hit) -> Restored:
         """Raises Unusable."""
         if hit.tier is self.store:  # it needs pages of its own
-            self.make_room(lambda: self.pool.free * self.pool.layout.grid >= hit.start)
+            pages = -(-hit.start // self.pool.layout.grid)
+            if (most := self.pool.free + self.resident.freeable) < pages:
+                raise Unusable(f"expected {pages} pages that nobody else holds, found {most}")  # and nothing is given up for it
+            self.make_room(lambda: self.pool.free >= pages)
         return hit.tier.take(hit)
 
     def anchor_bytes(self, new: int) -> int:
@@ -171,10 +174,10 @@ class Request:
         resident = self.caches.resident
         if failed:
             return Why.DAMAGED
+        if gone := resident.missed(self.keys, self.tenant, max(self.start, self._agrees)):
+            return Why.CLEARED if gone == "cleared" else Why.EVICTED
         if self.start >= max(1, self._agrees):
             return Why.NONE if nearest is None or self.start > self._agrees or self._agrees == min(self.keys.size, nearest.length) else Why.DIFFERS
-        if gone := resident.missed(self.keys, self.tenant, self._agrees):
-            return Why.CLEARED if gone == "cleared" else Why.EVICTED
         if nearest is None:
             return Why.EMPTY
         if self._agrees > self.start:

@@ -78,13 +78,12 @@ def recount(caches: Caches, held_by_others) -> dict[int, Anchor]:
 
 def check_budgets(caches: Caches) -> None:
     """What a role keeps beyond the resident session, added up here."""
-    pool, resident, config = caches.pool, caches.resident, caches.config
+    resident, config = caches.resident, caches.config
     now = next((s for s in resident.sessions if s.role == "resident"), None)
     if now is not None:
         assert live_bytes(now.anchors) <= config.bytes("resident_gb") or len(now.anchors) <= NEWEST
     for role, budget in (("guest", "stash"), ("parked", "park"), ("pinned", "pin")):
         some = [s for s in resident.sessions if s.role == role]
-        pages = {p for s in some for p in s.pages} - set(now.pages if now else ())
         theirs = {id(a.sequence.sections) for a in now.anchors} if now else set()
         anchors = [a for s in some for a in s.anchors if id(a.sequence.sections) not in theirs]
-        assert len(pages) * pool.layout.page_bytes + live_bytes(anchors) <= config.bytes(f"resident_{budget}_gb"), role
+        assert live_bytes(anchors) <= config.bytes(f"resident_{budget}_gb"), role

@@ -238,14 +238,16 @@ def test_a_cancelled_prefill_is_gone_on_with(tiny_engine, caches):
 
 @pytest.mark.parametrize("budget", [0, 1])
 def test_a_full_pool_gives_up_what_is_kept(tiny_engine, level, budget):
-    """16 pages of 64 tokens: five sessions of 200 tokens do not fit. What goes comes back from the state store, if there is one (B8)."""
+    """16 pages of 64 tokens: five sessions of 200 tokens do not fit. What goes comes back from the state store, if there is one (B8), and
+    of a session that was cut its head from the pool.
+    """
     with cached(tiny_engine, cache_budget_gb=budget) as caches:
         for seed in range(5):
             answer(tiny_engine, prompt(200, seed=seed))
         assert_warm_is_cold(tiny_engine, prompt(440, seed=8), "cold", 0)
         assert caches.resident.dropped["pool"] > 0
-        record = assert_warm_is_cold(tiny_engine, prompt(210, seed=0), *(("store", 200 if level == TOKEN else 192) if budget else ("cold", 0)))
-        assert record.why == ("none" if budget else "evicted")
+        record = assert_warm_is_cold(tiny_engine, prompt(210, seed=0), *(("store", 200 if level == TOKEN else 192) if budget else ("pinned", 64)))
+        assert record.why == ("none" if budget and level == TOKEN else "evicted")
         caches.clear()
         record, *_ = answer(tiny_engine, prompt(200, seed=0))
         assert (record.source, record.why) == ("cold", "cleared")

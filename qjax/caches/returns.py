@@ -1,0 +1,79 @@
+"""Returns: when requests go on with a session again, and so which session is worth its memory least."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+KINDS = 3
+"""Sessions of one turn, of two or three, and of more: what has gone on before goes on again."""
+POWERS = 24
+GONE = 512
+"""Sessions that are gone, of which it is still seen that they would have been gone on with: 100 bytes each."""
+
+
+class Returns:
+    """Ages are in requests since a session's last turn, in powers of two."""
+
+    def __init__(self, grid: int):
+        self._grid = grid
+        # before any came: eight sessions of each kind, of which half go on at once and ever fewer later
+        self._turns = [16.0] * KINDS
+        self._back = [[8 * 0.5 ** (power + 1) if power else 0.0 for power in range(POWERS)] for _ in range(KINDS)]
+        self._gone: dict[bytes, tuple[int, int]] = {}  # digest of a session's whole pages: (turns, time of the last)
+
+    def turn(self, turns: int) -> None:
+        """A session has had so many turns now."""
+        self._turns[self._kind(turns)] += 1
+
+    def back(self, turns: int, age: int) -> None:
+        """A request went on with a session of so many turns."""
+        self._back[self._kind(turns)][min(age.bit_length(), POWERS - 1)] += 1
+
+    def gone(self, keys: np.ndarray, tenant: str, turns: int, at: int) -> None:
+        """keys: the session's prompt."""
+        line = keys.size // self._grid * self._grid
+        if line:
+            digest = _digest(tenant)
+            digest.update(keys[:line].tobytes())
+            self._gone.pop(name := digest.digest(), None)
+            self._gone[name] = turns, at
+            if len(self._gone) > GONE:
+                del self._gone[next(iter(self._gone))]
+
+    def find_gone(self, keys: np.ndarray, tenant: str, after: int) -> tuple[int, int] | None:
+        """(turns, time of the last) of the longest gone session that a prompt goes on with, longer than so many tokens."""
+        if not self._gone:
+            return None
+        digest, found = _digest(tenant), None
+        for start in range(0, keys.size - self._grid + 1, self._grid):
+            digest.update(keys[start : start + self._grid].tobytes())
+            name = digest.copy().digest()
+            if start + self._grid > after and name in self._gone:
+                found = name
+        return self._gone.pop(found) if found else None
+
+    def worth(self, turns: int, age: int) -> float:
+        """Returns of such a session per request that it is kept for, for as long as keeps this highest."""
+        kind = self._kind(turns)
+        back, power = self._back[kind], min(age.bit_length(), POWERS - 1)
+        first = 1 << power - 1 if power else 0
+        part = (age - first) / ((1 << power) - first)
+        left = self._turns[kind] - sum(back[:power]) - part * back[power]
+        coming, at, best, gain, kept = (1 - part) * back[power], age, 0.0, 0.0, 0.0
+        for later in range(power, POWERS):
+            kept += ((1 << later) - at) * max(left - coming / 2, 1e-9)
+            gain, left, at = gain + coming, left - coming, 1 << later
+            best = max(best, gain / kept)
+            coming = back[later + 1] if later + 1 < POWERS else 0.0
+        return best
+
+    @staticmethod
+    def _kind(turns: int) -> int:
+        return min(turns.bit_length(), KINDS) - 1
+
+
+def _digest(tenant: str):
+    """What names a tenant's gone sessions: one that forges another's learns nothing and changes nothing but the order in which sessions go."""
+    return hashlib.blake2b(tenant.encode("utf-8", "surrogatepass") + b"\0", digest_size=16)
