@@ -24,7 +24,7 @@ SAMPLING = {
 # name: (what it measures, default model, lengths, rounds)
 BENCHES = {
     "engine": ("cold prefill and decode rates by length, and what row purity costs a decode step", "embedded", [1024, 4096], 5),
-    "resume": ("time to the first token cold and warm, by length and by where the state was kept", "random:0.8b@8", [8192, 32768], 3),
+    "resume": ("time to the first token cold and warm, by length and by where the state was kept", "random:0.8b@8", [8192, 32768], 5),
 }
 
 # what `qjax bench replay` runs a trace through: what it is

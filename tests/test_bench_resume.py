@@ -136,7 +136,7 @@ def test_a_session_that_the_store_lost_is_an_error(cached, monkeypatch):
     """Control of the case `store`: emptied when the pool has given the session up, it cannot be where the turn came from."""
     make_room = cached.caches.make_room
     monkeypatch.setattr(cached.caches, "make_room", lambda enough: make_room(enough) and cached.caches.store.clear())
-    with pytest.raises(RuntimeError, match=r"store, 8.. tokens: expected 20 new ones and source store, found 8.. and cold: Record\("):
+    with pytest.raises(RuntimeError, match=r"store, 8.. tokens: expected 100 new ones and source store, found 8.. and cold: Record\("):
         measure(cached, (512,), 1)
 
 
@@ -176,7 +176,7 @@ def test_an_engine_that_is_too_small_is_refused_before_any_work(cached, monkeypa
     ):
         measure(cached, (512,), 1)
     monkeypatch.setattr(cached.pool, "pages", 15)
-    with pytest.raises(ValueError, match=r"two conversations of 512 tokens need 16 pages, .* found 15 pages of .* \(--kv-gb\)"):
+    with pytest.raises(ValueError, match=r"two conversations of 512 tokens need 18 pages, .* found 15 pages of .* \(--kv-gb\)"):
         measure(cached, (512,), 1)
     cached.caches = None
     with pytest.raises(ValueError, match="expected an engine with caches"):
@@ -187,7 +187,7 @@ def test_the_pool_is_sized_for_two_conversations():
     model = load("embedded")
     config = sized(model, EngineConfig(grid=128), (256, 512), 1)
     pages, sequence, limit = config.pages(resume.layout(model.config, 128), model.config.context)
-    assert (pages, sequence, limit) == (16, 7, 512 + growth(1) + 1)
+    assert (pages, sequence, limit) == (18, 8, 512 + growth(1) + 1)
     assert config.grid == 128
 
 
@@ -195,7 +195,7 @@ def test_the_flags():
     args = parser().parse_args(["bench", "resume", "--tokens", "64,2048", "--rounds", "1", "--resident-park-gb", "1"])
     assert (args.tokens, args.rounds, args.model, args.json, args.resident_park_gb) == ([64, 2048], 1, "random:0.8b@8", False, 1.0)
     args = parser().parse_args(["bench", "resume"])
-    assert (args.tokens, args.rounds) == ([8192, 32768], 3)
+    assert (args.tokens, args.rounds) == ([8192, 32768], 5)
 
 
 SAME = {"name": "same_prompt", "source": "prompt", "new_tokens": 0, "read_again": 0, "copied_bytes": 0, "lookup_s": 0.0004}

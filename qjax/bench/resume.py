@@ -25,11 +25,11 @@ from qjax.model.source import Model
 from qjax.state import BLOCK
 from qjax.state import Sequence as State
 
-CASES = {"same_prompt": 0, "next_turn_20": 20, "next_turn_200": 200, "parked": 20, "guest_between": 20, "store": 20}
+CASES = {"same_prompt": 0, "next_turn_20": 20, "next_turn_200": 200, "parked": 20, "guest_between": 20, "store": 100}
 """New tokens of each case, among them the answer's last one where it was drawn and not forwarded."""
 ANSWER = 4
 """Tokens of an answer, at the most."""
-COLD_ROUNDS = 2
+COLD_ROUNDS = 3
 """Cold prefills with the caches, and as many without: at 32,768 tokens one takes longer than all warm cases together."""
 
 
@@ -162,6 +162,11 @@ def expect(name: str, turn: Turn, source: str, new: int) -> None:
         )
 
 
+def paired(over: list[float], under: list[float]) -> float:
+    """The median of the rounds' ratios: what slows the machine down for a while slows both of a round."""
+    return median(a / b for a, b in zip(over, under, strict=True))
+
+
 class Length:
     """The measurements at one length of the prompt."""
 
@@ -272,7 +277,7 @@ class Length:
             }
             for name, case in self.cases.items()
         ]
-        return {"tokens": self._tokens, "cold_s": cold, "cases": cases, "caching_cost": cold / median(self.cold[False])}
+        return {"tokens": self._tokens, "cold_s": cold, "cases": cases, "caching_cost": paired(self.cold[True], self.cold[False])}
 
 
 def measure(engine: Engine, tokens: Sequence[int] = (8192, 32768), rounds: int = 3, *, progress: Callable[[str], None] = lambda text: None) -> dict:
