@@ -109,6 +109,22 @@ def test_the_same_prompt_again_needs_no_forward(tiny_engine, caches, length, mon
     assert_bits_equal(warm[1], expected[1])
 
 
+@pytest.mark.parametrize("length", [1, 58, 59, 60, 123, 187])
+def test_a_prompt_that_ends_where_an_answer_did_needs_no_forward(tiny_engine, caches, level, length, monkeypatch):
+    """D2: the end anchor keeps its logits. At level grid it is a session resume."""
+    tokens = prompt(length)
+    _, generated, _ = answer(tiny_engine, tokens)
+    following = followed(tokens, generated, tokens[:0])
+    monkeypatch.setattr(tiny_engine.forward, "chunk", None)
+    monkeypatch.setattr(tiny_engine.forward, "step", None)
+    record, *warm = answer(tiny_engine, following, max_tokens=1)
+    monkeypatch.undo()
+    assert (record.source, record.start, record.exact) == ("end", following.size, level == TOKEN)
+    expected = cold(tiny_engine, following, max_tokens=1)
+    assert warm[0] == expected[0] == generated[-1:]
+    assert_bits_equal(warm[1], expected[1])
+
+
 @pytest.mark.parametrize("parts", [1, 40, 63, 64, 65, 100, 128, 150, 190, 199])
 def test_an_edit_in_the_middle_resumes_below_it(tiny_engine, caches, level, parts):
     """Rows agree up to the edit: the anchor is the grid line below it, or the block that the prompt ended in."""
@@ -178,6 +194,23 @@ def test_a_guest_leaves_the_conversation_where_it_was(tiny_engine, caches):
     assert record.why == "differs"
     again, *_ = answer(tiny_engine, prompt(60, seed=5))  # beyond the chapter: a guest is found again too
     assert (again.source, again.start) == ("guest", 60)
+
+
+def test_a_guest_that_may_say_much_takes_pages_as_it_says_it(tiny_engine, caches):
+    """A client that asks for the longest answer there is for a title: nothing is given up for what it does not say."""
+    answer(tiny_engine, prompt(300))
+    pool = tiny_engine.pool
+    taken = [pool.take() for _ in range(pool.free - 2)]
+    try:
+        generation = tiny_engine.generate(prompt(50, seed=5), max_tokens=32_000)
+        for said, _ in enumerate(generation, 1):
+            if said == 5:
+                break
+        tiny_engine.release(generation.sequence)
+        assert [(s.role, len(s.pages)) for s in caches.resident.sessions] == [("resident", 5), ("guest", 1)]
+        assert caches.resident.dropped["pool"] == 0
+    finally:
+        pool.release(taken)
 
 
 def test_sessions_in_turn_come_back_where_they_left(engine_256):
