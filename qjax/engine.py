@@ -158,6 +158,7 @@ class Engine:
             slot = self.open(sequence)
         finally:
             if restored is not None:
+                request.restored = None
                 self.release(restored.sequence)  # the slot holds what it needs
         if request:
             request.slot = slot
@@ -219,7 +220,7 @@ class Engine:
         *,
         sampling: Sampling | None = None,
         max_tokens: int = 512,
-        stop: Tokens[str] = (),
+        stop: Tokens[str] | str = (),
         tenant: str = "",
         history: int | None = None,
         user: int | None = None,
@@ -230,12 +231,22 @@ class Engine:
 
         With caches and no sequence it goes on from the best that they hold of this tenant. history, user: tokens of the prompt
         without the template's beginning of an answer, and those before the last user message, where the caller knows them: later
-        prompts part there.
+        prompts part there. stop: texts before which it ends, or one. ValueError names what is wrong, and nothing has been computed by then.
         """
         tokens = self.check(tokens, sequence)
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, found {max_tokens}")
+        if not _is_whole(max_tokens) or max_tokens < 1:
+            raise ValueError(f"max_tokens must be a whole number, at least 1, found {max_tokens!r}")
+        if not isinstance(tenant, str):
+            raise ValueError(f"tenant must be a text, found {tenant!r}")
+        for name, at in (("history", history), ("user", user)):
+            if at is not None and not (_is_whole(at) and 0 <= at <= tokens.size):
+                raise ValueError(f"{name} must be a number of tokens of the prompt, 0 to {tokens.size}, found {at!r}")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         lookup = None
         if self.caches and sequence is None:
             lookup = {"tokens": tokens, "tenant": tenant, "history": history, "user": user}
         return Generation(self, tokens, sequence, lookup, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qjax.caches.response import Response
+from qjax.interrupts import deferred
 from qjax.ledger import Record
 from qjax.sampling import sample
 from qjax.slot import Slot
@@ -105,6 +106,7 @@ class Generation:
         steps = self.steps() if self._steps is None else self._steps()
         if steps is not None:
             steps.close()
+        self.finish = self.finish or "cancelled"  # it had not begun
 
     def _run(self) -> Iterator[Token | Full | None]:
         engine, tokenizer = self._engine, self._engine.model.tokenizer
@@ -114,9 +116,12 @@ class Generation:
         if kept is not None:
             yield from self._repeat(kept, begin)
             return
-        request = engine.caches.begin(**self.lookup) if self.lookup else None
-        self.start = request.start if request else 0
+        request = None
         try:
+            if self.lookup:
+                with deferred():  # what is taken is known here before an interrupt ends it
+                    request = engine.caches.begin(**self.lookup)
+                self.start = request.start
             done = yield from self._read(request)
         except Cancelled as cancelled:
             self.sequence = cancelled.sequence
@@ -175,8 +180,12 @@ class Generation:
         """An answer that was kept, with the texts that it had. There is no state: the sequence is the empty one."""
         self.sequence, self.start = self._engine.empty(), self.prompt_tokens
         stream = self._engine.model.tokenizer.stream()
+        if self._progress:
+            self._progress(Progress(self.start, self.start, self.start, time.perf_counter() - begin))
         try:
             for token in kept.tokens.tolist():
+                if self._cancel and self._cancel():
+                    return
                 said, _ = self._say(token, stream)
                 self.first_token_seconds = self.first_token_seconds or time.perf_counter() - begin
                 yield said

@@ -155,7 +155,7 @@ class Parallel:
         generation, run.full = run.generation, None
         try:
             if self._open[generation]:
-                run.steps.close()
+                generation.close()
             step = next(run.steps)
         except StopIteration:
             pass

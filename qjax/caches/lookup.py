@@ -145,10 +145,19 @@ class Request:
                 break
             except Unusable as e:
                 failed.append(f"{hit.tier.name}: {e}")
+        try:
+            self._prepare(taken, failed, nearest, {"history": history, "user": user}, begin)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _prepare(self, taken: Hit | None, failed: list[str], nearest: Session | None, lines: dict[str, int | None], begin: float) -> None:
+        """Makes way for what will be run, from the hit that was taken. lines: those that the caller named."""
+        caches, tokens, keys, tenant = self.caches, self._tokens, self.keys, self.tenant
         self.start, source, self.exact = (taken.start, taken.source, taken.exact) if taken else (0, "cold", True)
         self._plan = caches.resident.begin(keys, tenant, taken)
         caches.budget.before_prefill(caches.anchor_bytes(tokens.size - self.start))
-        lines = {"history": history, "user": user, "branch": self._agrees if self._agrees < keys.size else None}
+        lines = lines | {"branch": self._agrees if self._agrees < keys.size else None}
         unit = BLOCK if caches.level == TOKEN else caches.pool.layout.grid
         below = {kind: at // unit * unit for kind, at in reversed(lines.items()) if at is not None}  # at one line the first named stays
         # the anchor at the prompt's end serves its whole open block
@@ -227,8 +236,14 @@ class Request:
         self.caches.resident.keep(self._plan, keys, self.tenant, sequence, self.anchors, min(self._history, length))
         self._record()
 
+    def _give_up(self) -> None:
+        if self.restored is not None:
+            self.caches.pool.release(self.restored.sequence.pages)
+            self.restored = None
+
     def fail(self) -> None:
-        """The request broke off with an error, and left no state."""
+        """The request broke off with an error, and left no state; what was restored is released where nobody has taken it over."""
+        self._give_up()
         self.caches.resident.give_back(self._plan)
         self.record.finish = "failed"
         self._record()

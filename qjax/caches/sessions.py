@@ -188,11 +188,11 @@ class Sessions:
         """Drops a session; anchors that another one has too, or `but`, are not dropped."""
         if reason not in ("superseded", "cleared", "budget"):
             self._demote(session)
+        if reason != "superseded":
+            self._forget(session, reason)
         self.sessions = [s for s in self.sessions if s is not session]
         others = {a.state for s in (*self.sessions, but) if s is not None for a in s.anchors}
         self.dropped[reason] += sum(a.state not in others for a in session.anchors)
-        if reason != "superseded":
-            self._forget(session, reason)
         session.close()
 
     def stats(self) -> dict[str, int]:
