@@ -182,7 +182,7 @@ def test_max_tokens(small, answer, count):
 
 
 def test_max_tokens_below_one_is_refused(small):
-    with pytest.raises(ValueError, match="max_tokens must be at least 1, found 0"):
+    with pytest.raises(ValueError, match="max_tokens must be a whole number, at least 1, found 0"):
         small.generate(PROMPT, max_tokens=0)
 
 
@@ -259,7 +259,7 @@ def test_closed_before_its_loop_it_does_nothing(small):
     run = small.generate(PROMPT, max_tokens=3)
     run.close()
     assert list(run) == []
-    assert (run.finish, run.sequence) == (None, None)
+    assert (run.finish, run.sequence) == ("cancelled", None)
 
 
 def test_ids_without_a_text_are_never_sampled(small):

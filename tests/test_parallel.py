@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_request_is_told_at_once(small):
     runs = Parallel(small, 2)
     with pytest.raises(ValueError, match="the prompt is empty"):
         runs.submit([])
-    with pytest.raises(ValueError, match="max_tokens must be at least 1"):
+    with pytest.raises(ValueError, match="max_tokens must be a whole number, at least 1"):
         runs.submit(prompt(5), max_tokens=0)
     assert list(runs) == []
 
