@@ -28,6 +28,17 @@ def _path_or_none(text: str) -> Path | None:
         raise argparse.ArgumentTypeError(f"expected a directory or none, found {text!r}: {e}") from e
 
 
+def _file(text: str) -> Path:
+    """argparse.ArgumentTypeError for a path that cannot be a file's."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as e:  # ~nobody
+        raise argparse.ArgumentTypeError(f"expected a file, found {text!r}: {e}") from e
+    if not text.strip() or path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, found {text!r}")
+    return path
+
+
 def _home() -> Path:
     try:
         return Path.home()
@@ -137,7 +148,9 @@ class CacheConfig(Flags):
 
     group = "caches"
 
-    resident_gb: float = field(default=2.5, metadata=_flag(float, "anchors of the resident session, in GiB (default 2.5)", metavar="X"))
+    resident_gb: float = field(
+        default=2.5, metadata=_flag(float, "anchors of the resident session, of which the newest 4 always stay, in GiB (default 2.5)", metavar="X")
+    )
     resident_guest_max: int = field(
         default=8192,
         metadata=_flag(
@@ -178,7 +191,7 @@ class CacheConfig(Flags):
     )
     ledger: Path | None = field(
         default=None,
-        metadata=_flag(lambda text: Path(text).expanduser(), "file that gets a line for each request, for `qjax ledger`", metavar="FILE"),
+        metadata=_flag(_file, "file that gets a line for each request, for `qjax ledger`", metavar="FILE"),
     )
 
     def __post_init__(self):

@@ -21,6 +21,7 @@ from qjax.compile_cache import use_compile_cache
 from qjax.config import GRID, TOKEN, CacheConfig, EngineConfig
 from qjax.forward import Forward
 from qjax.generation import Cancelled, Full, Generation, Progress
+from qjax.interrupts import deferred
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
 from qjax.pages import PagePool
@@ -147,24 +148,19 @@ class Engine:
         the anchors on the way, at the lines that it marks, every grid line and the prompt's end.
         """
         begin = time.perf_counter()
-        restored = request.restored if request else None
+        restored, slot = request.restored if request else None, None
+        logits = restored.logits if restored is not None else None
         try:
-            if restored is not None and restored.logits is not None:
-                if progress:
-                    progress(Progress(tokens.size, tokens.size, tokens.size, time.perf_counter() - begin))
-                return Prefilled(self.open(restored.sequence), restored.logits, tokens.size, time.perf_counter() - begin)
-            sequence = sequence if restored is None else restored.sequence
-            tokens = self.check(tokens, sequence)
-            slot = self.open(sequence)
-        finally:
-            if restored is not None:
-                request.restored = None
-                self.release(restored.sequence)  # the slot holds what it needs
-        if request:
-            request.slot = slot
-        try:
+            with deferred():  # an interrupt finds the pages with the request or with the slot
+                sequence = sequence if restored is None else restored.sequence
+                tokens = tokens if logits is not None else self.check(tokens, sequence)
+                slot = self.open(sequence)
+                if restored is not None:
+                    request.restored = None
+                    self.release(restored.sequence)
+                if request:
+                    request.slot = slot
             start = slot.length
-            logits = None
 
             def report():
                 if progress:
@@ -198,7 +194,8 @@ class Engine:
                     request.add(kind, slot.freeze(), logits)
                 report()
         except BaseException:
-            slot.close()
+            if slot is not None:
+                slot.close()
             raise
         return Prefilled(slot, logits, start, time.perf_counter() - begin)
 

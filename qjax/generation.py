@@ -64,7 +64,7 @@ class Generation:
     Afterwards:
       sequence        the state at the last forwarded token, held for the caller (release it through the engine)
       tokens, text    what was generated, without the stop token or stop string
-      finish          "stop", "length" or "cancelled"
+      finish          "stop", "length", "cancelled", or "failed" where it broke off with an error
       start           prompt tokens that were not read again
       error           what it broke off with, where it ran beside others (qjax/parallel.py); alone, that is raised
       prompt_tokens, prefill_seconds, first_token_seconds, decode_seconds
@@ -124,10 +124,13 @@ class Generation:
                 self.start = request.start
             done = yield from self._read(request)
         except Cancelled as cancelled:
-            self.sequence = cancelled.sequence
-            self._settle(request)
+            with deferred():
+                self.sequence = cancelled.sequence
+                self._settle(request)
             return
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.finish = "failed"
             if request:
                 request.fail()
             raise
@@ -158,14 +161,25 @@ class Generation:
             self.finish = "stop" if stopped else self.finish
             if rest.text:
                 yield rest
+        except Exception:
+            self.finish = "failed"
+            raise
         finally:
             self.decode_seconds = time.perf_counter() - begin - self.prefill_seconds
-            try:
-                self.sequence = engine.hold(slot.freeze())
-                last = logits if at == slot.length else None  # an interrupt can come between a step and the next line
-            finally:
-                slot.close()
-            self._settle(request, last)
+            with deferred():
+                try:
+                    self.sequence = engine.hold(slot.freeze())
+                    last = logits if at == slot.length else None  # an interrupt can come between a step and the next line
+                finally:
+                    slot.close()
+                self._settle(request, last)
+
+    def again(self) -> None:
+        """Gives up what was read of the prompt, before the first token, so that it can be run from the beginning: others need its pages."""
+        self.close()
+        if self.sequence is not None:
+            self._engine.release(self.sequence)
+        self.sequence = self.finish = self._steps = None
 
     def _say(self, token: int | None, stream) -> tuple[Token, bool]:
         """A token with the text that it completes, and whether a stop string has ended that; None at the end, for what is left."""

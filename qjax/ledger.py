@@ -27,7 +27,6 @@ SOURCES = {
     "running": "the rows of a request that was running beside",
     "store": "a snapshot of the state store",
     "response": "the answer of an identical greedy request",
-    "given": "a sequence that the caller gave",
 }
 
 
@@ -46,7 +45,6 @@ class Why(StrEnum):
     EVICTED = "evicted", "it was kept, and made room for something else"
     CLEARED = "cleared", "it was kept until the caches were emptied"
     DAMAGED = "damaged", "it is kept, and could not be taken"
-    OFF = "off", "the caller gave the sequence, or the caches are off"
     NONE = "none", "only new tokens were read"
 
 
@@ -175,7 +173,7 @@ class Totals:
         self.read_again += int(record.read_again)
         self.by_source[str(record.source)] += 1
         self.by_why[str(record.why)] += 1
-        if record.start and record.source != "given":  # what a caller gave says nothing about where anchors should lie
+        if record.start:
             depth = int(record.prompt_tokens - record.start)
             self.resume_depths[1 << depth.bit_length() - 1 if depth else 0] += 1
 

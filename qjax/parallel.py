@@ -44,7 +44,8 @@ class Parallel:
     prompt than the caches hold: then it starts there, and a common head is read once. It loses nothing, since it would read the same.
 
     Pages: a request that finds no free page, and nothing that the caches could give up, waits until others have ended and are released, and
-    none starts meanwhile. Where all of them wait, the one that started last is ended with PoolFull.
+    none starts meanwhile. Where all of them wait, the one that started last goes back to the front of the queue, if it has said nothing, and
+    is run again later; else, or where it is alone, it is ended with PoolFull.
     """
 
     def __init__(self, engine: Engine, most: int | None = None):
@@ -102,7 +103,18 @@ class Parallel:
                 stuck = False
                 yield from self._go_on(run)
             if stuck:
-                yield from self._go_on(max(self._running, key=lambda run: run.number))  # which gives it PoolFull
+                yield from self._make_way()
+
+    def _make_way(self) -> Iterator[tuple[Generation, Token | None]]:
+        """Where all wait for a page: what started last goes back to the front of the queue, or ends where it has said something."""
+        run = max(self._running, key=lambda run: run.number)
+        if run.writes or len(self._running) == 1:
+            yield from self._go_on(run)  # which gives it PoolFull
+            return
+        self._running.remove(run)
+        run.generation.again()
+        with self._changed:
+            self._waiting.insert(0, run.generation)
 
     def _end_cancelled(self) -> Iterator[tuple[Generation, None]]:
         with self._changed:

@@ -167,8 +167,8 @@ def test_a_request_without_a_page_waits_for_one_that_ends(small):
 
 
 def test_none_starts_while_one_waits_for_a_page(small):
-    """Of three pages the first has two and the second one. A third request stays in the queue, so that it is not the one to end where the
-    first needs one more page.
+    """Of three pages the first has two and the second one. A third request stays in the queue. Where the first needs one more page, the second
+    goes back there, before the third, and reads its prompt again later.
     """
     others = taken(small, 3)
     runs, third, ended = Parallel(small, 3), None, []
@@ -180,19 +180,30 @@ def test_none_starts_while_one_waits_for_a_page(small):
             ended.append((generation, type(generation.error)))
             if generation.sequence is not None:
                 small.release(generation.sequence)
-    assert ended[0] == (second, PoolFull)
-    assert set(ended[1:]) == {(first, type(None)), (third, type(None))}
+    assert ended[0] == (first, type(None))
+    assert set(ended[1:]) == {(second, type(None)), (third, type(None))}
+    assert (second.finish, len(second.tokens)) == ("length", 20)
     small.pool.release(others)
 
 
-def test_where_all_wait_the_youngest_ends(small):
-    """Two sequences of 190 need six pages, and there are four."""
+def test_where_all_wait_the_youngest_goes_back_to_the_queue(small):
+    """Two sequences of 190 need six pages, and there are four: what one after the other can do is done."""
     others = taken(small, 4)
     runs = Parallel(small, 2)
     first, second = runs.submit(prompt(190), max_tokens=2), runs.submit(prompt(190, seed=1), max_tokens=2)
+    assert ends(drain(runs, small)) == [first, second]
+    assert [(g.error, g.finish, len(g.tokens)) for g in (first, second)] == [(None, "length", 2)] * 2
+    small.pool.release(others)
+
+
+def test_where_all_wait_the_youngest_that_has_said_something_ends(small):
+    """Both write at row 128, and there are four pages for the two of them."""
+    others = taken(small, 4)
+    runs = Parallel(small, 2)
+    first, second = runs.submit(prompt(120), max_tokens=20), runs.submit(prompt(120, seed=1), max_tokens=20)
     assert ends(drain(runs, small)) == [second, first]
     assert isinstance(second.error, PoolFull)
-    assert (first.error, first.finish, len(first.tokens)) == (None, "length", 2)
+    assert (second.finish, first.error, first.finish, len(first.tokens)) == ("failed", None, "length", 20)
     small.pool.release(others)
 
 

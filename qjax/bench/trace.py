@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -85,7 +84,7 @@ def _call(line: str, ids: dict[int, int], answered: int) -> Call:
         raise ValueError(f"expected a JSON object, found {_short(line.strip())}")
     bailian = "chat_id" in found
     size = BAILIAN_TOKENS if bailian else BLOCK_TOKENS
-    at = _field(found, "timestamp", "a number, 0 or more", lambda v: type(v) in (int, float) and 0 <= v < math.inf)
+    at = _field(found, "timestamp", "a number, 0 or more", lambda v: type(v) in (int, float) and 0 <= v < 2**63)
     prompt = _field(found, "input_length", f"a whole number, 1 to {LONGEST:,}", lambda v: type(v) is int and 1 <= v <= LONGEST)
     answer = _field(found, "output_length", f"a whole number, 0 to {LONGEST:,}", lambda v: type(v) is int and 0 <= v <= LONGEST)
     blocks = _field(found, "hash_ids", "a list of whole numbers", lambda v: isinstance(v, list) and all(type(i) is int for i in v))

@@ -25,17 +25,19 @@ class Budget:
         """Bytes of all caches outside the page pool, and of the anchors that running requests have taken."""
         return self._resident.anchor_bytes + self._running.anchor_bytes + self._store.nbytes + self._responses.nbytes
 
-    def before_prefill(self, more: int) -> None:
-        """Makes room for so many bytes of anchors: answers go first, then snapshots, guests, pinned heads, parked sessions, and last the
-        resident session's anchors but its newest.
+    def before_prefill(self, more: int) -> int:
+        """Makes room for so many bytes of anchors beside those that running requests may still take; how many there is room for.
+
+        Answers go first, then snapshots, guests, pinned heads, parked sessions, and last the resident session's anchors but its newest.
         """
         before = self.held
-        if before + more <= self.limit:
-            return
+        if self._left(before, more) >= before:
+            return more
         self._responses.shrink(self._left(self._responses.nbytes, more))
         self._store.shrink(self._left(self._store.nbytes, more))
         self._resident.shrink(self._left(self._resident.anchor_bytes, more))
         self.given_back += before - self.held
+        return max(0, min(more, more + self._left(0, more)))
 
     def before_copy(self, more: int) -> bool:
         """Makes room in the store for a snapshot; False, and nothing given back, where the other caches leave too little."""
@@ -53,7 +55,7 @@ class Budget:
 
     def _left(self, own: int, more: int) -> int:
         """Bytes that a cache which holds `own` may keep for all to fit with `more`; below 0 where that is too little even without it."""
-        return self.limit - more - (self.held - own)
+        return self.limit - more - self._running.outstanding - (self.held - own)
 
     def stats(self) -> dict[str, int]:
         return {"limit": self.limit, "bytes": self.held, "given_back": self.given_back}

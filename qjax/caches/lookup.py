@@ -126,7 +126,7 @@ class Request:
 
     slot: where it runs; whoever opens it puts it here, and from then on others find what was read. keys, tenant, anchors: what they find.
     restored: what was found, its pages held for the caller; None for a cold start. start: tokens that need no forward. exact: it starts on
-    a state that a cold run makes too, bit for bit.
+    a state that a cold run makes too, bit for bit. promised: bytes that its anchors may take.
     """
 
     def __init__(self, caches: Caches, tokens: np.ndarray, keys: np.ndarray, tenant: str, history: int | None, user: int | None):
@@ -156,7 +156,7 @@ class Request:
         caches, tokens, keys, tenant = self.caches, self._tokens, self.keys, self.tenant
         self.start, source, self.exact = (taken.start, taken.source, taken.exact) if taken else (0, "cold", True)
         self._plan = caches.resident.begin(keys, tenant, taken)
-        caches.budget.before_prefill(caches.anchor_bytes(tokens.size - self.start))
+        self.promised = caches.budget.before_prefill(caches.anchor_bytes(tokens.size - self.start))
         lines = lines | {"branch": self._agrees if self._agrees < keys.size else None}
         unit = BLOCK if caches.level == TOKEN else caches.pool.layout.grid
         below = {kind: at // unit * unit for kind, at in reversed(lines.items()) if at is not None}  # at one line the first named stays
@@ -214,7 +214,7 @@ class Request:
         tainted = self.caches.level == GRID and (kind == "end" or not self.exact)
         anchor = Anchor(kind, sequence, None if logits is None else np.array(logits), tainted)
         self.anchors = [a for a in self.anchors if a.length != length]
-        self.caches.resident.fit(self._plan, self.anchors, anchor)
+        self.caches.resident.fit(self._plan, self.anchors, anchor, self.promised)
         self.record.anchors_taken[kind] = self.record.anchors_taken.get(kind, 0) + 1
 
     def caught(self, sequences: list[Sequence]) -> None:
@@ -231,9 +231,11 @@ class Request:
         serves = caches.config.end_anchor if length > self._tokens.size else caches.level == TOKEN or length % caches.pool.layout.grid == 0
         if length and serves and all(a.length != length for a in (*self.anchors, *self._plan.inherited)):
             self.add("end" if length > self._tokens.size else "prompt", sequence, logits)
-        if self.caches.clears > self._clears:  # what was taken before a clear does not come back by a request that it overtook
+        if caches.clears > self._clears:  # what was taken before a clear does not come back by a request that it overtook
             self._plan, self.anchors = replace(self._plan, inherited=[]), self.anchors[-1:]
-        self.caches.resident.keep(self._plan, keys, self.tenant, sequence, self.anchors, min(self._history, length))
+        caches.running.remove(self)
+        caches.resident.keep(self._plan, keys, self.tenant, sequence, self.anchors, min(self._history, length))
+        caches.budget.before_prefill(0)
         self._record()
 
     def _give_up(self) -> None:
@@ -244,11 +246,11 @@ class Request:
     def fail(self) -> None:
         """The request broke off with an error, and left no state; what was restored is released where nobody has taken it over."""
         self._give_up()
+        self.caches.running.remove(self)
         self.caches.resident.give_back(self._plan)
         self.record.finish = "failed"
         self._record()
 
     def _record(self) -> None:
-        self.caches.running.remove(self)
         self.record.anchors_dropped = dict(self.caches.resident.dropped - self._dropped)
         self.caches.ledger.add(self.record)

@@ -144,9 +144,9 @@ class ResidentPrefix(Sessions):
         if plan.parked in self.sessions and self.resident is None:
             plan.parked.role = "resident"
 
-    def fit(self, plan: Plan, anchors: list[Anchor], new: Anchor) -> None:
-        """Adds a running request's anchor to its others, after thinning them so that all fit the budget together."""
-        room = self._config.bytes("resident_gb") - live_bytes([new]) - live_bytes(plan.inherited)
+    def fit(self, plan: Plan, anchors: list[Anchor], new: Anchor, most: int) -> None:
+        """Adds a running request's anchor to its others, after thinning them so that all fit the budget together. most: bytes of its own."""
+        room = min(self._config.bytes("resident_gb") - live_bytes(plan.inherited), most) - live_bytes([new])
         kept = thin(anchors, max(0, room), self.depths, new.length)
         self.dropped["thinned"] += len(anchors) - len(kept)
         anchors[:] = [*kept, new]

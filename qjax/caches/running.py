@@ -48,6 +48,11 @@ class Running:
         """Bytes that the anchors of all running requests keep alive."""
         return live_bytes(a for r in self.requests for a in r.anchors)
 
+    @property
+    def outstanding(self) -> int:
+        """Bytes of anchors that running requests may still take."""
+        return sum(max(0, r.promised - live_bytes(r.anchors)) for r in self.requests)
+
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
         best, furthest, grid = None, None, self._pool.layout.grid
         for request in self.requests:

@@ -13,7 +13,7 @@ from qjax.bench.engine import measure
 from qjax.bench.replay import replay
 from qjax.bench.trace import read, write
 from qjax.bench.traffic import named
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import MOST_GB, CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 
@@ -31,7 +31,10 @@ def run(args) -> int:
             room = resume.sized(model, config, args.tokens, args.rounds)
             config = dataclasses.replace(room, **{name: getattr(config, name) for name in ("kv_gb", "context_tokens") if hasattr(args, name)})
             engine = Engine(model, config, CacheConfig.from_flags(args))
-            found = resume.measure(engine, args.tokens, args.rounds, progress=status.update)
+            try:
+                found = resume.measure(engine, args.tokens, args.rounds, progress=status.update)
+            except RuntimeError as e:  # a case that was not served from where it should be, which budgets and flags can bring about
+                raise ValueError(str(e)) from e
     if args.json:
         print(json.dumps(found))
     else:
@@ -40,6 +43,8 @@ def run(args) -> int:
 
 
 def run_replay(args) -> int:
+    if not 0 < args.kv_gb <= MOST_GB:
+        raise ValueError(f"--kv-gb must be a positive number of GiB, at most {MOST_GB:,}, not {args.kv_gb}")
     with Console(stderr=True).status("reading the trace") as status:
         calls = (named(args.trace) or read(args.trace))[: args.first]
         if args.write:

@@ -96,3 +96,5 @@ def _print(found: Certificate, engine: Engine) -> None:
     console.print(table)
     promise = {"token": "a resume is bit-exact at every token", GRID: "a resume is bit-exact on the grid lines only", NONE: "no promise holds"}
     console.print(f"level [bold]{found.level}[/bold]: {promise[found.level]}")
+    if engine.level != found.level:
+        console.print(f"the tiers ran at level {engine.level}, where a session resume is held to the greedy gate")

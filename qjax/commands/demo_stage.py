@@ -9,6 +9,7 @@ from qjax.caches.keys import common
 from qjax.commands import demo_conversation as talk
 from qjax.commands.console import Answer, Interrupt, Reading, say
 from qjax.commands.conversation import Conversation, Turn
+from qjax.config import GRID, TOKEN
 from qjax.engine import Engine
 from qjax.purity import Outcome, leaves
 from qjax.state import Sequence
@@ -121,13 +122,14 @@ def play(stage: Stage, tokens: int) -> None:
     other, question = stage.conversation(), [talk.asked(talk.OTHER[0])]
     least = (first.prompt.size + LONGEST_ANSWER) // 4 + 1  # anything shorter would be a guest
     other.messages += talk.history(lambda messages: other.render([*other.messages, *messages, *question]).size, least, talk.OTHER, talk.SEED + 1)
-    stage.step("a second session", "guest" if is_guest and head < grid else "resident", other, question, talk.OTHER[0])
+    at_head = "guest" if is_guest and stage.engine.level == TOKEN else "cold" if stage.engine.level == GRID else "resident"
+    stage.step("a second session", at_head if head < grid else "resident", other, question, talk.OTHER[0])
 
     question = [talk.asked(talk.BACK)]
     stage.hold_before(agent.render([*agent.messages, *question]))
     stage.step("back to the first", "parked", agent, question, talk.BACK)
 
-    # of a parked session the newest anchors are left: an edit needs a grid line that was passed since
+    # of a parked session only some anchors may be left: an edit needs a grid line that was passed since
     least, before = max(tokens // 4, 2 * grid), list(agent.messages)
     long, edited = (talk.more_work(lambda messages: agent.render(messages).size - head, least, fact) for fact in (talk.MORE, talk.EDITED))
     stage.step("a long turn", "end", agent, long, talk.MORE)

@@ -15,7 +15,7 @@ from qjax.parallel import Parallel
 from qjax.sampling import Sampling
 from qjax.text import StopStrings
 
-ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end of the context", "cancelled": "Ctrl-C"}
+ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end of the context", "cancelled": "Ctrl-C", "failed": "an error"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,6 +115,7 @@ def as_json(engine, generation: Generation) -> dict:
         "tokens": generation.tokens,
         "finish": generation.finish,
         "prompt_tokens": generation.prompt_tokens,
+        "start": generation.start,
         "load_seconds": engine.model.load_seconds,
         "compile_seconds": engine.compile_seconds,
         "prefill_seconds": generation.prefill_seconds,
@@ -128,6 +129,12 @@ def statistics(generation: Generation) -> str:
     count = len(generation.tokens)
     read = f"{generation.prompt_tokens:,} prompt tokens"
     if generation.prefill_seconds:
-        read += f", {generation.prompt_tokens / generation.prefill_seconds:,.0f}/s, the first token after {generation.first_token_seconds:.2f} s"
+        fresh = generation.prompt_tokens - generation.start
+        read += (
+            f", {fresh:,} of them read at {fresh / generation.prefill_seconds:,.0f}/s"
+            if generation.start
+            else f", {fresh / generation.prefill_seconds:,.0f}/s"
+        )
+        read += f", the first token after {generation.first_token_seconds:.2f} s"
     wrote = f"{count:,} tokens" + (f", {count / generation.decode_seconds:,.0f}/s" if count and generation.decode_seconds else "")
     return f"{read}; {wrote}; ended by {ENDS[generation.finish]}"

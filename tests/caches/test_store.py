@@ -82,6 +82,18 @@ def test_a_state_that_is_not_the_keys_is_refused(pool):
     assert put(store, prompt(100))
 
 
+def test_a_snapshot_is_its_own(pool):
+    """What the caller does with the arrays that were stored is the caller's."""
+    store, sequence, logits = StateStore(pool, PLENTY, PLENTY), made(pool, prompt(100)), np.ones(4, np.float32)
+    keys = ids(prompt(100)).copy()
+    sequence = sequence.replace(tokens=sequence.tokens.copy())
+    assert store.offer(keys, "", sequence, logits)
+    for array in (keys, sequence.tokens, logits):
+        array[:] = 0
+    restored = store.take(store.find(ids(prompt(100)), ""))
+    assert_bits_equal((restored.sequence.tokens, restored.logits), (prompt(100), np.ones(4, np.float32)))
+
+
 def test_a_full_pool_leaves_nothing_held(pool):
     store = StateStore(pool, PLENTY, PLENTY)
     assert put(store, prompt(200))

@@ -49,7 +49,7 @@ def test_ended_it_leaves_nothing(tmp_path):
 def test_every_tier_has_a_row_and_its_control(engine_256):
     said, free = [], engine_256.pool.free
     checks, controls = certify_tiers(engine_256, progress=said.append)
-    assert {c.name.split()[-1] for c in checks} == SOURCES.keys() - {"cold", "given"}
+    assert {c.name.split()[-1] for c in checks} == SOURCES.keys() - {"cold"}
     assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
     layout = engine_256.layout
     anchor, snapshot = ({s.name for s in parts} for parts in (layout.sections, (*layout.sections, *layout.open, *layout.views)))

@@ -1,9 +1,11 @@
 """The third limit: all that the caches hold outside the page pool, at every moment; and what is given back only moves a start."""
 
+from itertools import zip_longest
+
 import numpy as np
 import pytest
 
-from qjax.caches.anchors import newest
+from qjax.caches.anchors import live_bytes, newest
 from qjax.caches.lookup import Request
 from qjax.config import GRID, TOKEN, CacheConfig
 from qjax.pages import PagePool
@@ -23,6 +25,16 @@ def most(engine) -> int:
         return caches.anchor_bytes(448)
 
 
+def live(caches) -> int:
+    """Bytes of anchors, snapshots and answers, added up here."""
+    sessions, requests = caches.resident.sessions, caches.running.requests
+    held = sum(live_bytes(a for one in some for a in one.anchors) for some in (sessions, requests))
+    for e in caches.store._entries:
+        arrays = [e.keys, e.tokens, *e.sections.values(), *e.open.values(), *e.rows.values(), *([] if e.logits is None else [e.logits])]
+        held += sum(a.nbytes for a in arrays)
+    return held + sum(size for _, size in caches.responses._entries.values())
+
+
 @pytest.mark.parametrize("room", [1.0, 1.5, 3.0, 8.0])
 def test_the_limit_holds_at_every_moment(engine, monkeypatch, room):
     """Twelve sessions in turn with guests in between; the control below has no limit and goes beyond it."""
@@ -31,11 +43,12 @@ def test_the_limit_holds_at_every_moment(engine, monkeypatch, room):
 
     def added(self, *arguments):
         add(self, *arguments)
-        peaks.append(self.caches.budget.held)
+        peaks.append(live(self.caches))
+        assert self.caches.budget.held == peaks[-1]
 
     def copied(self, pages, length):
         rows = keep(self, pages, length)
-        peaks.append(caches.budget.held + sum(a.nbytes for a in rows.values()))
+        peaks.append(live(caches) + sum(a.nbytes for a in rows.values()))
         return rows
 
     monkeypatch.setattr(Request, "add", added)
@@ -55,6 +68,21 @@ def test_the_limit_holds_at_every_moment(engine, monkeypatch, room):
                 assert counted["given_back"] > 0 or room > 3
             else:
                 assert max(peaks) > limit or room > 3
+
+
+def test_the_limit_holds_while_two_run(engine, monkeypatch):
+    """Both begin before either reads: what the first may still take is not the second's. Control: without a limit they take more."""
+    limit, add, peaks = int(1.4 * most(engine)), Request.add, []
+    monkeypatch.setattr(Request, "add", lambda self, *arguments: add(self, *arguments) or peaks.append(live(self.caches)))
+    for gb in (limit / GB, None):
+        peaks.clear()
+        with cached(engine, caches_gb=gb):
+            runs = [engine.generate(prompt(440, seed=seed), max_tokens=5) for seed in (1, 2)]
+            for _ in zip_longest(*(run.steps() for run in runs)):
+                pass
+            for run in runs:
+                engine.release(run.sequence)
+        assert (max(peaks) <= limit) == (gb is not None)
 
 
 def test_what_is_given_back_only_moves_a_start(engine):

@@ -126,6 +126,21 @@ def test_the_store_keeps_the_taint(impure):
         assert bits(state, cold_state(impure, other)) == 0
 
 
+def test_the_head_that_the_store_keeps_is_exact(impure):
+    """A session went on at an answer's end, past two more lines: of its lines the last one before that serves others."""
+    with cached(impure, resident_park_gb=0, resident_pin_gb=0) as caches:
+        tokens = prompt(200)
+        _, generated, _ = answer(impure, tokens, max_tokens=10)
+        record, *_ = answer(impure, followed(tokens, generated, prompt(130, seed=3)))
+        assert (record.start, record.exact) == (209, False)
+        answer(impure, prompt(300, seed=5))
+        caches.resident.clear()
+        other = np.concatenate([tokens, prompt(20, seed=8)])
+        record, state = prompt_state(impure, other)
+        assert (record.source, record.start, record.exact) == ("store", 192, True)
+        assert bits(state, cold_state(impure, other)) == 0
+
+
 def test_an_equal_offer_with_a_taint_does_not_change_what_the_store_keeps(impure):
     """The same tokens twice, once as a prompt and once as a prompt and its answer: two states."""
     with cached(impure, resident_park_gb=0, resident_pin_gb=0) as caches:

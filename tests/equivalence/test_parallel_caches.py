@@ -128,9 +128,11 @@ def test_at_level_grid_what_is_shared_is_exact(tiny_engine):
 
 def test_a_short_common_head_is_not_waited_for(tiny_engine):
     """Less than a grid, where there is no anchor: requests that only begin alike read at once."""
+    read = []
     with cached(tiny_engine):
-        records = ask(tiny_engine, [(joined(prompt(50), tail), {}) for tail in TAILS])
+        records = ask(tiny_engine, [(joined(prompt(50), tail), {"progress": lambda now: read.append(now.done)}) for tail in TAILS])
         assert [r.source for r in records] == ["cold"] * 4
+    assert read[:4] == [0] * 4
 
 
 def test_others_pass_one_that_waits_for_a_head(tiny_engine):
@@ -201,8 +203,7 @@ def test_an_anchor_is_served_from_the_pages_that_its_request_has_now(engine_256)
         first, third = prompt(140), prompt(64)
         one = engine_256.generate(first, max_tokens=2, history=64)
         steps = one.steps()
-        for _ in range(2):
-            assert next(steps) is None  # it is about to read, then it has read 64 rows
+        assert [next(steps), next(steps)] == [None, None]  # it is about to read, then it has read 64 rows
         second = engine_256.generate(joined(prompt(64), prompt(20, seed=1)), max_tokens=2)
         list(second)
         assert (caches.ledger.records[0].source, caches.ledger.records[0].start) == ("running", 64)
@@ -217,8 +218,7 @@ def test_an_anchor_is_served_from_the_pages_that_its_request_has_now(engine_256)
         list(fourth)
         record = caches.ledger.records[-1]
         assert (record.source, record.start) == ("running", 64)
-        expected = cold(engine_256, joined(third, prompt(30, seed=3)), 2)
-        assert_bits_equal(kept(engine_256.pool, fourth.sequence), expected[1])
+        assert_bits_equal(kept(engine_256.pool, fourth.sequence), cold(engine_256, joined(third, prompt(30, seed=3)), 2)[1])
         list(steps)
         assert_bits_equal(kept(engine_256.pool, one.sequence), cold(engine_256, first, 2)[1])
         for sequence in (other, fourth.sequence, one.sequence):

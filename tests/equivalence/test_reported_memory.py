@@ -107,7 +107,7 @@ def test_a_full_pool_in_a_prefill_and_in_an_answer(tiny_engine, resident):
     run = tiny_engine.generate(tokens, max_tokens=9)
     with pytest.raises(PoolFull):
         list(run)
-    assert (run.finish, int(run.sequence.length), len(run.tokens)) == ("cancelled", 128, 3)
+    assert (run.finish, int(run.sequence.length), len(run.tokens)) == ("failed", 128, 3)
     assert_bits_equal(kept(pool, run.sequence), cold(tiny_engine, tokens, 3)[1])
     tiny_engine.release(run.sequence)
     pool.release(spare)

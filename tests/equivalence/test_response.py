@@ -6,7 +6,7 @@ import pytest
 from qjax.config import GRID
 from qjax.sampling import Sampling
 from tests.bits import assert_bits_equal
-from tests.equivalence.test_resident import answer, cached, cold, followed
+from tests.equivalence.test_resident import GB, answer, cached, cold, followed
 from tests.impure import impure_steps
 from tests.models import prompt
 
@@ -118,6 +118,11 @@ def test_at_level_grid_the_answer_of_a_session_resume_is_not_kept(tiny_engine):
 
 
 def test_the_answers_count_against_the_caches_together(tiny_engine):
-    with cached(tiny_engine, caches_gb=0, **ON) as caches:
+    with cached(tiny_engine, **ON) as caches:
         ask(tiny_engine, np.arange(100))
-        assert caches.stats()["responses"]["entries"] == 0
+        held = caches.budget.held
+        assert 0 < caches.responses.nbytes < held
+    for limit, entries in ((held, 1), (held - 1, 0), (0, 0)):
+        with cached(tiny_engine, caches_gb=limit / GB, **ON) as caches:
+            ask(tiny_engine, np.arange(100))
+            assert caches.stats()["responses"]["entries"] == entries
