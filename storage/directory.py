@@ -1,0 +1,180 @@
+"""Entries in a directory of a local file system.
+
+    <root>/lock                                       one writer
+    <root>/<fingerprint>/fingerprint.json             the fields
+    <root>/<fingerprint>/<key>/<name>/0.0.0.0         an array
+    <root>/<fingerprint>/<key>/meta                   written last: the entry is there
+
+Files are of mode 0600 in directories of mode 0700, whatever the umask. TensorStore writes each under a temporary name, syncs it, renames it
+and syncs its directory. It reads past the page cache, and writes through it: what it leaves there is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tensorstore as ts
+
+from storage.entry import KEY, META
+from storage.errors import failure
+from storage.fingerprint import DIGEST, FIELDS, Fingerprint
+from storage.lock import Lock
+
+log = logging.getLogger(__name__)
+
+
+class Directory:
+    """shared: that others write to it. swept: per removed directory of another fingerprint, the fields that differed (theirs, ours).
+
+    unfinished: entries without a `meta` that were removed at the start, left by a process that ended while it wrote or removed them.
+    """
+
+    def __init__(self, root: str | Path, fingerprint: Fingerprint, read_only: bool):
+        """Locked where another process writes to it, StorageError where it cannot be read or made. Read-only, nothing has to be there."""
+        self.root = Path(os.path.realpath(root))  # a link that is set to another place later does not matter
+        self.path, self.shared = self.root / fingerprint.digest, read_only
+        self.swept: list[dict[str, tuple[str | None, str | None]]] = []
+        self.unfinished, self._lock = 0, None
+        self.kv = ts.KvStore.open({"driver": "file", "path": f"{self.path}/"}, context=ts.Context({"file_io_mode": {"mode": "direct"}})).result()
+        try:
+            if not read_only:
+                self._start(fingerprint)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise failure(error, f"{self.root} cannot be written to; it may still be opened read-only") from error
+
+    def _start(self, fingerprint: Fingerprint) -> None:
+        self.root.mkdir(0o700, parents=True, exist_ok=True)
+        self._lock = Lock(self.root / "lock")
+        with os.scandir(self.root) as found:
+            others = [Path(f) for f in found if DIGEST.fullmatch(f.name) and f.is_dir(follow_symlinks=False) and f.name != fingerprint.digest]
+        for other in others:
+            self._sweep(other, fingerprint)
+        if not self.path.exists():
+            self.path.mkdir(0o700)
+            _sync(self.root)
+        if not (self.path / FIELDS).exists():
+            self.kv.write(FIELDS, fingerprint.text()).result()
+            self._settle(self.path / FIELDS)
+        for key in [key for key, path in self._entries() if not (path / META).exists()]:
+            self.unfinished += 1
+            self.remove(key)
+
+    def _sweep(self, other: Path, fingerprint: Fingerprint) -> None:
+        """Removes the directory of another fingerprint. One that holds other things and no FIELDS is not ours; that file goes last."""
+        try:
+            names = os.listdir(other)
+            if FIELDS not in names and not all(name.startswith(FIELDS) for name in names):
+                return
+            differs = fingerprint.differences((other / FIELDS).read_bytes() if FIELDS in names else None)
+            for name in names:
+                if name != FIELDS:
+                    _remove(other / name)
+            _remove(other)
+        except OSError as error:
+            log.warning("%s, of another fingerprint, cannot be removed: %s", other, error)
+            return
+        self.swept.append(differs)
+        reasons = "; ".join(f"{name} was {old}, is {new}" for name, (old, new) in differs.items())
+        log.warning("removed %s, written under another fingerprint: %s", other, reasons or "its fields could not be read")
+
+    def _entries(self) -> Iterator[tuple[str, Path]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as found:
+            yield from ((f.name, Path(f)) for f in found if KEY.fullmatch(f.name) and f.is_dir(follow_symlinks=False))
+
+    def metas(self) -> Iterator[tuple[str, bytes | OSError, float]]:
+        """(key, what its `meta` holds or why it cannot be read, Unix seconds of the last use) of every entry."""
+        for key, path in self._entries():
+            try:
+                with open(path / META, "rb") as file:
+                    yield key, file.read(), os.fstat(file.fileno()).st_mtime
+            except FileNotFoundError:  # another process is about to write or to remove it
+                continue
+            except OSError as error:
+                yield key, error, 0.0
+
+    def meta(self, key: str) -> bytes | None:
+        """What its `meta` holds, None where there is no entry. OSError."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (self.path / key / META).read_bytes()
+        return None
+
+    def begin(self, key: str, names: Iterable[str]) -> None:
+        """Makes the directories of an entry. OSError."""
+        self._hold()
+        path = self.path / key
+        if os.path.lexists(path):  # a removal that did not work
+            _remove(path)
+        for made in (path, *(path / name for name in names)):
+            made.mkdir(0o700)
+        _sync(self.path)  # TensorStore syncs what it writes and the directory around that
+
+    def written(self, key: str, names: Iterable[str]) -> None:
+        """Told when the arrays are durable, before `meta` is written. OSError."""
+        for name in names:
+            for file in (self.path / key / name).iterdir():
+                self._settle(file)
+
+    def committed(self, key: str) -> None:
+        """Told when `meta` is durable. OSError."""
+        self._settle(self.path / key / META)
+
+    def _settle(self, path: Path) -> None:
+        os.chmod(path, 0o600)
+        if hasattr(os, "posix_fadvise"):
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+    def touch(self, key: str, used: float) -> None:
+        """OSError."""
+        os.utime(self.path / key / META, (used, used))
+
+    def remove(self, key: str) -> None:
+        """The entry is durably gone before its bytes are; what a crash leaves of it has no `meta`. OSError."""
+        self._hold()
+        path = self.path / key
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            (path / META).unlink()
+            _sync(path)
+        _remove(path)
+
+    def _hold(self) -> None:
+        """OSError where the directory, or its lock file, was removed while it was open: another process may have it now."""
+        if self._lock.lost():
+            raise OSError(errno.ESTALE, "the directory or its lock file was removed while it was open", str(self.root))
+
+    def free(self) -> int | None:
+        """Bytes that the file system has left; None where it cannot be asked."""
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(self.path).free
+        return None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _sync(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _remove(path: Path) -> None:
+    """A file, a link or a whole directory, where it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
