@@ -92,7 +92,6 @@ def measure(tokens: int, sessions: int, rounds: int) -> dict:
         seen = []
 
         def after(request, seen=seen):
-            caches.pool.release(request.restored.sequence.pages)
             seen.append(request.record)
             request.fail()
 
