@@ -3,6 +3,7 @@
 #   make test        adds the test packages to .venv and runs the tests
 #   make reference   runs the comparison with transformers, in .venv-reference (torch's CPU build)
 #   make lint, make bench
+#   make mutants     puts a fault at a time into the code of the caches and runs the test that must see it, about 15 minutes
 # PYTHON=/path/to/python picks the interpreter that a new environment is made from.
 
 SHELL := bash
@@ -29,7 +30,7 @@ fi
 @touch $@
 endef
 
-.PHONY: demo test reference lint bench
+.PHONY: demo test reference lint bench mutants
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -46,6 +47,9 @@ lint: .venv/.installed-test
 
 bench: .venv/.installed
 	.venv/bin/qjax bench engine
+
+mutants: .venv/.installed-test
+	.venv/bin/python -m tests.mutation.run
 
 .venv/.installed: pyproject.toml
 	$(call install,.venv,.)
