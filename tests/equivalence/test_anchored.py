@@ -125,6 +125,31 @@ def test_a_few_tokens_that_all_begin_with_are_no_hit(tiny_engine):
         tiny_engine.release(run.sequence)
 
 
+def test_a_hit_inside_a_block_has_no_logits(tiny_engine):
+    """While the request runs, and of what it left. Control: the whole prompt has them."""
+    with cached(tiny_engine) as caches:
+
+        def found(tokens):
+            (hit,) = caches.find(tokens.astype(np.int64), "")
+            restored = caches.take(hit)
+            tiny_engine.release(restored.sequence)
+            return hit.source, hit.start, restored.logits is not None
+
+        edited = np.append(prompt(199), prompt(100, seed=1))
+        for _ in (run := tiny_engine.generate(prompt(200), max_tokens=1)):
+            assert [found(edited), found(prompt(200))] == [("running", 199, False), ("running", 200, True)]
+        tiny_engine.release(run.sequence)
+        assert [found(edited), found(prompt(200))] == [("resident", 199, False), ("prompt", 200, True)]
+
+
+def test_a_request_that_failed_runs_no_more(tiny_engine):
+    with cached(tiny_engine) as caches:
+        run = tiny_engine.generate(prompt(150), progress=lambda now: 1 // (now.done == 0))
+        with pytest.raises(ZeroDivisionError):
+            list(run)
+        assert caches.stats()["running"] == {"requests": 0, "hits": 0, "anchor_bytes": 0}
+
+
 def test_a_request_whose_end_broke_off_is_not_found_as_running(tiny_engine, monkeypatch):
     """Its slot has given its pages up, so that its anchors are nobody's. Control: while it runs it is found."""
     with cached(tiny_engine) as caches:

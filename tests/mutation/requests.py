@@ -97,9 +97,15 @@ LOOKUP = of(
     ),
     (
         "a request that has ended is found as running",
-        "        self.caches.running.remove(self)\n",
+        "        caches.running.remove(self)\n",
         "",
         "equivalence/test_parallel_caches.py::test_what_runs_is_counted",
+    ),
+    (
+        "a request that failed is found as running",
+        "        self.caches.running.remove(self)\n",
+        "",
+        "equivalence/test_anchored.py::test_a_request_that_failed_runs_no_more",
     ),
     (
         "what was cleared was evicted, says the ledger",
@@ -199,7 +205,7 @@ RUNNING = of(
         "a hit inside a running request's block has its logits",
         "anchor.logits if hit.whole else None",
         "anchor.logits",
-        "equivalence/test_parallel_caches.py::test_one_that_comes_later_goes_on_beside_the_first",
+        "equivalence/test_anchored.py::test_a_hit_inside_a_block_has_no_logits",
     ),
     (
         "the pages of a request that has closed its slot are served",

@@ -225,7 +225,7 @@ RESIDENT = of(
         "a hit inside an anchor's block has the anchor's logits",
         "anchor.logits if hit.whole else None",
         "anchor.logits",
-        "equivalence/test_resident.py::test_an_edit_in_the_middle_resumes_below_it",
+        "equivalence/test_anchored.py::test_a_hit_inside_a_block_has_no_logits",
     ),
     (
         "at level grid anchors stay with rows that are read again",
