@@ -170,6 +170,10 @@ class Generation:
                 try:
                     self.sequence = engine.hold(slot.freeze())
                     last = logits if at == slot.length else None  # an interrupt can come between a step and the next line
+                except BaseException:
+                    if request:  # else it would count as running for ever, with what it was promised
+                        request.fail()
+                    raise
                 finally:
                     slot.close()
                 self._settle(request, last)

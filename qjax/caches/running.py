@@ -56,7 +56,7 @@ class Running:
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
         best, furthest, grid = None, None, self._pool.layout.grid
         for request in self.requests:
-            if request.tenant != tenant or request.slot is None or not request.slot.pages:  # not begun, or closed
+            if request.tenant != tenant or request.slot is None:  # not begun
                 continue
             agrees = common(request.keys, keys)
             for anchor in request.anchors:

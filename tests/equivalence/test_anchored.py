@@ -151,7 +151,7 @@ def test_a_request_that_failed_runs_no_more(tiny_engine):
 
 
 def test_a_request_whose_end_broke_off_is_not_found_as_running(tiny_engine, monkeypatch):
-    """Its slot has given its pages up, so that its anchors are nobody's. Control: while it runs it is found."""
+    """Its slot has given its pages up, so that its anchors are nobody's, and nothing is promised to it. Control: while it runs it is found."""
     with cached(tiny_engine) as caches:
         run = tiny_engine.generate(prompt(150), max_tokens=3)
         for _ in run:
@@ -160,6 +160,7 @@ def test_a_request_whose_end_broke_off_is_not_found_as_running(tiny_engine, monk
             with pytest.raises(TypeError):
                 run.close()
         monkeypatch.undo()
+        assert (caches.running.requests, caches.ledger.records[-1].finish) == ([], "failed")
         assert caches.find(prompt(160).astype(np.int64), "") == []
         assert_warm_is_cold(tiny_engine, prompt(160), "cold", 0)
 

@@ -209,9 +209,15 @@ GENERATION = of(
     ),
     (
         "a request that fails is not taken back",
-        "                request.fail()\n",
-        "                pass\n",
+        "            if request:\n                request.fail()\n",
+        "            if request:\n                pass\n",
         "equivalence/test_resident.py::test_a_request_that_leaves_nothing_takes_nothing",
+    ),
+    (
+        "a request whose end breaks off goes on as running",
+        "                        request.fail()\n",
+        "                        pass\n",
+        "equivalence/test_anchored.py::test_a_request_whose_end_broke_off_is_not_found_as_running",
     ),
     (
         "a prefill that is closed leaves nothing",

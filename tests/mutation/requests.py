@@ -207,12 +207,6 @@ RUNNING = of(
         "anchor.logits",
         "equivalence/test_anchored.py::test_a_hit_inside_a_block_has_no_logits",
     ),
-    (
-        "the pages of a request that has closed its slot are served",
-        " or not request.slot.pages:",
-        ":",
-        "equivalence/test_anchored.py::test_a_request_whose_end_broke_off_is_not_found_as_running",
-    ),
 )
 
 PARALLEL = of(
