@@ -154,9 +154,12 @@ def _hit(engine: Engine, source: str, tokens: np.ndarray, keep: bool = True) -> 
 
 
 def _request(engine: Engine, tokens: np.ndarray, keep: bool = True) -> Answer:
-    """A prompt through the caches, and an answer."""
+    """A prompt through the caches, and an answer. keep: else what was taken is given back, and the request leaves nothing."""
     request = engine.caches.begin(tokens)
-    return _answer(engine, engine.run_prompt(tokens, request=request), request if keep else None, request.record)
+    done = engine.run_prompt(tokens, request=request)
+    if not keep:
+        request.fail()
+    return _answer(engine, done, request if keep else None, request.record)
 
 
 def _cold(engine: Engine, tokens: np.ndarray) -> Answer:
