@@ -229,13 +229,19 @@ class Length:
         return self._say(talk, self._following(talk, new))
 
     def _turn(self, name: str, source: str | None = None) -> None:
-        """A turn of the first conversation, and after it the bare forward from where it began: it has the page as its own."""
-        engine, case, end = self._engine, self.cases[name], self._talks["first"].end
+        """A turn of the first conversation, and after it the bare forward from where it began: it has the page as its own.
+
+        Where the other conversation had its turn before, a bare forward of it comes before the bare one too: else its rows would lie in
+        the processor's cache, as those of the turn did not.
+        """
+        engine, case, end, other = self._engine, self.cases[name], self._talks["first"].end, self._talks["second"]
         before = engine.hold(self._talks["first"].sequence)
         try:
             turn = self._next("first", CASES[name])
             expect(name, turn, source or end, CASES[name])
             case.add(turn)
+            if name == "parked":
+                forward_seconds(engine, other.sequence, self._words(CASES[name]))
             case.bare.append(forward_seconds(engine, before, self._talks["first"].prompt[int(before.length) :]))
         finally:
             engine.release(before)
