@@ -1,6 +1,10 @@
 """Exactness in this project means bits: -0.0 differs from 0.0, and two NaNs are equal only when their payloads are."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+import xxhash
 
 BLOCK_BYTES = 1 << 24  # compared at a time: bounds what a comparison of two large arrays allocates
 
@@ -21,3 +25,13 @@ def differing_bits(a, b) -> int:
     a, b = as_bytes(a).reshape(-1), as_bytes(b).reshape(-1)
     blocks = range(0, a.size, BLOCK_BYTES)
     return sum(int(np.bitwise_count(a[i : i + BLOCK_BYTES] ^ b[i : i + BLOCK_BYTES]).sum(dtype=np.int64)) for i in blocks)
+
+
+def digest(arrays: Mapping[str, Any]) -> str:
+    """32 hex digits of named arrays: of their names, dtypes, shapes and bits."""
+    found = xxhash.xxh3_128()
+    for name, array in sorted(arrays.items()):
+        array = np.asarray(array)
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(as_bytes(array).reshape(-1))
+    return found.hexdigest()

@@ -36,6 +36,16 @@ REPLAYS = {
     "chapter rules": "one resident prompt with anchors on the grid, one parked session, one pinned head, a store of snapshots; the same budgets",
 }
 
+DISK = "~/.cache/qjax"
+
+# what `qjax bench storage` measures: what it is
+STORED = {
+    "raw": "files of the same bytes, written and read with O_DIRECT by four threads: the limit",
+    "write": "pages of random bits as the disk tier writes them, until they are durable",
+    "restore": "the same pages into a page pool, their sums and key ids checked",
+    "ratio": "the rate over raw's, taken one after the other: the median of the rounds",
+}
+
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
@@ -47,12 +57,14 @@ def _lengths(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
 
-def _engine(parser, caches: bool = False) -> None:
-    from qjax.config import CacheConfig, EngineConfig
+def _engine(parser, caches: bool = False, disk: bool = False) -> None:
+    from qjax.config import CacheConfig, DiskConfig, EngineConfig
 
     EngineConfig.add_flags(parser)
     if caches:
         CacheConfig.add_flags(parser)
+    if disk:
+        DiskConfig.add_flags(parser)
 
 
 def _layout(parser):
@@ -73,12 +85,15 @@ def _certify(parser):
     # what the command starts of itself: one outcome in a process of its own, into a file
     parser.add_argument("--dump", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--files", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
     _engine(parser)
 
 
 def _demo(parser):
     parser.add_argument("--tokens", metavar="N", type=_positive, default=16384, help="length of the first prompt, at least (default 16384)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--restarted", metavar="DIR", help=argparse.SUPPRESS)  # what the command starts of itself
     _engine(parser, caches=True)
 
 
@@ -109,6 +124,22 @@ def _bench(parser):
         one.add_argument("--rounds", metavar="N", type=_positive, default=rounds, help=f"how often everything is measured in turn (default {rounds})")
         _engine(one, caches=name == "resume")
     _replay(kinds)
+    _storage(kinds)
+
+
+def _storage(kinds):
+    what = "how near the caches' files on NVMe come to what the disk gives, at the 27B model's sizes; runs no model"
+    one = kinds.add_parser(
+        "storage",
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}. About a minute; writes some 4 GiB at a time to a directory of its own, and removes it.",
+        epilog="\n".join(["what is measured:", *(f"  {name:<12}{meaning}" for name, meaning in STORED.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--directory", metavar="DIR", default=DISK, help=f"a directory on the disk to measure (default {DISK})")
+    one.add_argument("--pages", metavar="N", type=_positive, default=15, help="pages of the chain (default 15)")
+    one.add_argument("--rounds", metavar="N", type=_positive, default=5, help="how often everything is measured in turn (default 5)")
+    one.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _replay(kinds):
@@ -157,13 +188,54 @@ def _ledger(parser):
     teach("why tokens were read that might have been kept", {why.value: why.meaning for why in Why})
 
 
+def _cache(parser):
+    import dataclasses
+
+    from qjax.config import DiskConfig
+
+    reads = {f.name: f.metadata["type"] for f in dataclasses.fields(DiskConfig) if "type" in f.metadata}
+
+    def place(text: str) -> str:
+        if (found := reads["disk_cache"](text)) is None:
+            raise argparse.ArgumentTypeError(f"expected a directory or a bucket, found {text!r}")
+        return found
+
+    where = "directory of a disk cache, or a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH (default ~/.cache/qjax/states)"
+    parser.add_argument("disk_cache", metavar="DIR", nargs="?", type=place, help=where)
+    parser.add_argument("--disk-endpoint", metavar="URL", help="server of an s3:// bucket that is not Amazon's")
+    parser.add_argument("--all", action="store_true", help="show every line of a long list")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with everything")
+    parser.add_argument("--explain", metavar="KEY", help="say of one entry, named by the beginning of its key, what it is and why it is kept")
+    parser.add_argument("--verify", action="store_true", help="read every entry and check its sums; status 1 where one is damaged")
+    group = parser.add_argument_group(
+        "pruning", "Removes what no engine can use, and what these say; not while an engine has the directory. With --verify also what is damaged."
+    )
+    group.add_argument("--prune", action="store_true", help="remove entries; alone it removes only what the next engine would remove too")
+    group.add_argument("--disk-days", type=reads["disk_days"], metavar="N", help="what was not used for N days")
+    group.add_argument("--disk-gb", type=reads["disk_gb"], metavar="X", help="heads, the least valuable first, until X GiB are left of them")
+    group.add_argument(
+        "--spill-gb", type=reads["spill_gb"], metavar="X", help="conversations, the longest unused first, until X GiB are left of them"
+    )
+    group.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    columns = {
+        "key": "the beginning of the entry's key, as --explain takes it",
+        "what": "head: a state that prompts begin with; conversation: a whole one, with its states, each a part",
+        "tokens": "how many tokens' state it is",
+        "bytes": "what would go with it: its own and the pages of rows that nothing else stands on; the summary counts shared ones too",
+        "hits": "prompts that it served, as an engine noted last",
+        "age": "time since its last use",
+        "value": "its hits plus one, times the tokens that it saves a MiB, halved for every day unused; the least valuable head goes first",
+    }
+    parser.add_argument_group("columns", "\n".join(f"{name:<12}{meaning}" for name, meaning in columns.items()))
+
+
 def _generation(parser):
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=512, help="longest answer in tokens (default 512)")
     group = parser.add_argument_group("sampling")
     for name, (read, text) in SAMPLING.items():
         group.add_argument("--" + name.replace("_", "-"), type=read, metavar="N" if read is int else "X", default=argparse.SUPPRESS, help=text)
-    _engine(parser, caches=True)
+    _engine(parser, caches=True, disk=True)
 
 
 # name: (what it does, flags, examples)
@@ -199,7 +271,7 @@ COMMANDS = {
         ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
     ),
     "bench": (
-        "measures the engine by length: its rates as shares of what this machine can do, what a resume saves, and what a trace would reuse",
+        "measures the engine by length, its rates as shares of what this machine can do, what a resume saves, a trace would reuse, and the disk gives",
         _bench,
         [
             "qjax bench engine",
@@ -207,12 +279,25 @@ COMMANDS = {
             "qjax bench resume --tokens 8192",
             "qjax bench replay agent:8",
             "qjax bench replay trace.jsonl --resident-park-gb 12 --json",
+            "qjax bench storage --directory /mnt/nvme --json",
         ],
     ),
     "ledger": (
         "shows what each request reused, what it read again, and why",
         _ledger,
         ["qjax ledger requests.jsonl --last 20", "qjax ledger requests.jsonl --json"],
+    ),
+    "cache": (
+        "lists what the caches keep on NVMe, checks it, explains it and removes it; loads no model",
+        _cache,
+        [
+            "qjax cache",
+            "qjax cache --explain a-3f09",
+            "qjax cache ~/states --verify",
+            "qjax cache --prune --disk-days 2 --disk-gb 20 --dry-run",
+            "qjax cache --prune --disk-gb 0 --spill-gb 0",
+            "qjax cache s3://bucket/states --disk-endpoint http://127.0.0.1:9000 --json",
+        ],
     ),
 }
 

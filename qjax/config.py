@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import re
 from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -65,6 +66,21 @@ class Flags:
         if not holds:
             value = getattr(self, name)
             raise ValueError(f"{name} must be {wanted}, not {str(value) if isinstance(value, Path) else repr(value)}")
+
+    def bytes(self, name: str) -> int:
+        """A budget in bytes."""
+        return int(getattr(self, name) * 2**30)
+
+    def flags(self) -> list[str]:
+        """The flags that give this config again."""
+        words = []
+        for f in dataclasses.fields(self):
+            value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(flag if value else flag.replace("--", "--no-", 1))
+            elif value is not None or f.default is not None:
+                words += [flag, "none" if value is None else str(value)]
+        return words
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
@@ -131,16 +147,6 @@ class EngineConfig(Flags):
         sequence = min(-(-limit // layout.grid), affordable)
         return min((self.parallel + 1) * sequence + 2, affordable), sequence, min(limit, sequence * layout.grid)
 
-    def flags(self) -> list[str]:
-        """The flags that give this config again."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return [
-            word
-            for name, value in given.items()
-            if value is not None or name == "compile_cache"
-            for word in ("--" + name.replace("_", "-"), "none" if value is None else str(value))
-        ]
-
 
 @dataclasses.dataclass(frozen=True)
 class CacheConfig(Flags):
@@ -205,11 +211,71 @@ class CacheConfig(Flags):
         """ValueError where a cache cannot work on this grid."""
         self._check("prefix_chunk", f"a multiple of the grid, {grid}, or 0", (self.prefix_chunk or 0) >= 0 and (self.prefix_chunk or 0) % grid == 0)
 
-    def bytes(self, name: str) -> int:
-        """A budget in bytes."""
-        return int(getattr(self, name) * 2**30)
-
     @property
     def together(self) -> int:
         """Bytes of all caches outside the page pool."""
         return self.bytes("caches_gb") if self.caches_gb is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _place(text: str) -> str | None:
+    """argparse.ArgumentTypeError for what can be neither a directory nor an object store."""
+    if "://" in text:
+        if not text.startswith(("s3://", "gs://")):
+            raise argparse.ArgumentTypeError(f"expected a directory, s3://BUCKET/PATH, gs://BUCKET/PATH or none, found {text!r}")
+        return text
+    path = _path_or_none(text)
+    return None if path is None else str(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskConfig(Flags):
+    """What is kept on NVMe, from one start of the program to the next; ValueError names the field that is out of range."""
+
+    group = "caches on NVMe"
+
+    disk_cache: str | None = field(
+        default_factory=lambda: str(_home() / ".cache" / "qjax" / "states"),
+        metadata=_flag(
+            _place,
+            "directory of heads that prompts begin with and of conversations, in which each model has one of its own; or a bucket that engines "
+            "share, s3://BUCKET/PATH or gs://BUCKET/PATH; or none (default ~/.cache/qjax/states)",
+            metavar="DIR",
+        ),
+    )
+    disk_endpoint: str | None = field(default=None, metadata=_flag(str, "server of an s3:// bucket that is not Amazon's", metavar="URL"))
+    disk_gb: float = field(default=50.0, metadata=_flag(float, "heads on NVMe, in GiB, 0 for none (default 50)", metavar="X"))
+    disk_days: float = field(default=7.0, metadata=_flag(float, "days after which what was not used goes (default 7)", metavar="X"))
+    disk_free_gb: float = field(
+        default=50.0, metadata=_flag(float, "free space that is left to others, in GiB: with less nothing is written (default 50)", metavar="X")
+    )
+    disk_min_tokens: int = field(default=4096, metadata=_flag(int, "shortest prompt whose head is written (default 4096)", metavar="N"))
+    admit_after: int = field(default=2, metadata=_flag(int, "cold prefills of a line after which it is written (default 2)", metavar="N"))
+    session_spill: bool = field(
+        default=True,
+        metadata={
+            "action": argparse.BooleanOptionalAction,
+            "help": "write conversations at the end of the program, and long ones that the pool gives up (default yes)",
+        },
+    )
+    spill_gb: float = field(default=40.0, metadata=_flag(float, "conversations on NVMe, in GiB (default 40)", metavar="X"))
+    spill_min_tokens: int = field(
+        default=16384, metadata=_flag(int, "shortest conversation that is written when the pool gives it up (default 16384)", metavar="N")
+    )
+    staging_gb: float = field(default=2.0, metadata=_flag(float, "memory for what waits to be written, in GiB (default 2)", metavar="X"))
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            if f.name.endswith("_gb"):
+                self._check(f.name, f"a number of GiB, 0 to {MOST_GB:,}", 0 <= getattr(self, f.name) <= MOST_GB)
+        self._check("disk_days", "a number of days, 0 or more", self.disk_days >= 0)
+        self._check("disk_min_tokens", "a whole number, 0 or more", self.disk_min_tokens >= 0)
+        self._check("spill_min_tokens", "a whole number, 0 or more", self.spill_min_tokens >= 0)
+        self._check("admit_after", "a whole number, 1 or more", self.admit_after >= 1)
+        self._check("disk_endpoint", "given with an s3:// bucket", self.disk_endpoint is None or (self.disk_cache or "").startswith("s3://"))
+
+    def of_model(self, name: str) -> Self:
+        """With the model's own directory in the place of the one that all share: another model's engine may run, and sweeps nothing here."""
+        if self.disk_cache is None or "://" in self.disk_cache:
+            return self
+        slug = re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip(".") or "model"
+        return dataclasses.replace(self, disk_cache=str(Path(self.disk_cache) / slug))

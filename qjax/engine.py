@@ -13,19 +13,25 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 
-from qjax.caches.lookup import Caches, Request
+from qjax.caches.lookup import Caches
+from qjax.caches.nvme.disk import Nvme
+from qjax.caches.nvme.place import open_storage
+from qjax.caches.request import Request
 from qjax.compile_cache import use_compile_cache
-from qjax.config import GRID, TOKEN, CacheConfig, EngineConfig
+from qjax.config import GRID, TOKEN, CacheConfig, DiskConfig, EngineConfig
 from qjax.forward import Forward
 from qjax.generation import Cancelled, Full, Generation, Progress
+from qjax.identity import identity
 from qjax.interrupts import deferred
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import Model
 from qjax.pages import PagePool
-from qjax.probe import Impure, probe
+from qjax.probe import Impure, golden, probe
 from qjax.programs import MARKS, Programs, Shapes
 from qjax.sampling import Sampling
 from qjax.slot import Slot
@@ -51,12 +57,17 @@ class Prefilled:
 
 
 class Engine:
-    """Runs one model. Sequences that it returns hold their pages until `release`."""
+    """Runs one model. Sequences that it returns hold their pages until `release`.
 
-    def __init__(self, model: Model, config: EngineConfig | None = None, caches: CacheConfig | None = None):
-        """Compiles every program, and finds the exactness level. caches: None for an engine that keeps nothing.
+    level: its exactness level. golden: 32 hex digits of the bits of a short prompt, the same at every start where `identity` is.
+    """
 
-        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here.
+    def __init__(self, model: Model, config: EngineConfig | None = None, caches: CacheConfig | None = None, disk: DiskConfig | None = None):
+        """Compiles every program, and finds the exactness level. caches: None for an engine that keeps nothing. disk: None for one whose
+        caches have no tier on NVMe; with one, `close` writes the conversations.
+
+        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here,
+        StorageError where the directory of the disk cache can neither be written nor read.
         """
         config = config or EngineConfig()
         self.parallel = config.parallel
@@ -68,10 +79,35 @@ class Engine:
         self.forward = Forward(self.programs, model.params)
         self.compile_seconds = time.perf_counter() - begin
         self.pool = PagePool(self.layout, pages)
-        self.level = GRID if config.exactness == GRID else probe(self.forward, self.pool)
+        if config.exactness == GRID:
+            self.level, self.golden = GRID, golden(self.forward, self.pool)
+        else:
+            self.level, self.golden = probe(self.forward, self.pool)
         if config.exactness == TOKEN != self.level:
             raise Impure("expected level token (--exactness), found grid: here a step's rows have other bits than a prefill's")
-        self.caches = None if caches is None else Caches(self.pool, caches, self.level, model.tokenizer.decode)
+        self.caches = None
+        if caches is not None:
+            nvme = None
+            if disk is not None and disk.disk_cache is not None:
+                disk = disk.of_model(model.name)
+                nvme = Nvme(self.pool, open_storage(disk, self.identity, self.golden), disk, self.level)
+            self.caches = Caches(self.pool, caches, self.level, model.tokenizer.decode, nvme)
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What must be equal where this engine's bits are kept for another one: name -> text. Computed when it is asked for."""
+        return identity(self.model, self.programs, self.level)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """A planned stop: what the caches write to NVMe is written. The engine runs nothing afterwards."""
+        if self.caches:
+            self.caches.close()
 
     def empty(self) -> Sequence:
         """The sequence of no tokens."""

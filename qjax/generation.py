@@ -132,7 +132,7 @@ class Generation:
             if isinstance(error, Exception):
                 self.finish = "failed"
             if request:
-                request.fail()
+                request.fail(error)
             raise
         slot, self.start, self.prefill_seconds = done.slot, done.start, time.perf_counter() - begin
         at, logits = slot.length, done.logits
@@ -157,6 +157,8 @@ class Generation:
                 row = slot.step([token])[0]
                 slot.accept([token])
                 at, logits = slot.length, row
+                if request:
+                    request.pump()
             rest, stopped = self._say(None, stream)
             self.finish = "stop" if stopped else self.finish
             if rest.text:

@@ -27,6 +27,8 @@ SOURCES = {
     "running": "the rows of a request that was running beside",
     "store": "a snapshot of the state store",
     "response": "the answer of an identical greedy request",
+    "disk": "a head that prompts begin with, on NVMe",
+    "spill": "a conversation that was written to NVMe",
 }
 
 

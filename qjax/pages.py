@@ -103,6 +103,26 @@ class PagePool:
                 to[...] = np.asarray(one)[:, :, : to.shape[2]]
         return rows
 
+    def read_page(self, page: int, fill: int | None = None) -> dict[str, jax.Array | np.ndarray]:
+        """The rows of a page in arrays of their own, which no forward changes: view -> `[layers, heads, grid, dim]`.
+
+        fill: rows past so many are zeros, in memory of the host; None for all rows, on the device until somebody fetches them.
+        """
+        read, _ = _copies(self.layout, self.pages)
+        rows = read(self.views, np.int32(page))
+        if fill not in (None, self.layout.grid):
+            rows = {name: np.array(of) for name, of in rows.items()}
+            for of in rows.values():
+                of[:, :, fill:] = 0
+        return rows
+
+    @deferred()
+    def write_page(self, page: int, rows: dict[str, np.ndarray], fill: int) -> None:
+        """Writes such rows, of which the first `fill` are a sequence's. Returns before they were read: nobody changes them any more."""
+        _, write = _copies(self.layout, self.pages)
+        self.views = write(self.views, np.int32(page), rows)
+        self.fill[page] = fill
+
     @deferred()
     def copy_in(self, rows: dict[str, np.ndarray], length: int) -> list[int]:
         """Writes the first `length` of such rows into new pages, held once, with zeros past them.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from qjax.bits import differing_bits
+from qjax.bits import differing_bits, digest
 from qjax.config import GRID, TOKEN
 from qjax.forward import Forward
 from qjax.pages import PagePool
@@ -21,14 +23,36 @@ class Impure(ValueError):
     """The same forward gives other bits the second time: no cache can be exact."""
 
 
-def probe(forward: Forward, pool: PagePool) -> str:
-    """The exactness level. Needs one free page and leaves it free. Raises Impure where not even the same call has the same bits."""
-    vocabulary = forward.shapes.config.vocab
-    tokens = np.random.default_rng(0).integers(0, vocabulary, min(ROWS, forward.shapes.longest), dtype=np.int32)
+class Probed(NamedTuple):
+    """The exactness level, and 32 hex digits of all bits of the whole prompt and of the one that is cut up."""
+
+    level: str
+    golden: str
+
+
+def probe(forward: Forward, pool: PagePool) -> Probed:
+    """Needs the pages of ROWS tokens and leaves them free. Raises Impure where not even the same call has the same bits."""
+    tokens = _prompt(forward)
     whole = _run(forward, pool, tokens, ())
     if not _same(whole, _run(forward, pool, tokens, ())):
         raise Impure("the same prefill twice has different bits on this backend: expected none, so that a cache could be exact; nothing was started")
-    return TOKEN if _same(whole, _run(forward, pool, tokens, CUTS)) else GRID
+    cut = _run(forward, pool, tokens, CUTS)
+    return Probed(TOKEN if _same(whole, cut) else GRID, _digest(whole, cut))
+
+
+def golden(forward: Forward, pool: PagePool) -> str:
+    """What `probe` gives as golden, where nobody asks for the level."""
+    tokens = _prompt(forward)
+    return _digest(*(_run(forward, pool, tokens, cuts) for cuts in ((), CUTS)))
+
+
+def _prompt(forward: Forward) -> np.ndarray:
+    shapes = forward.shapes
+    return np.random.default_rng(0).integers(0, shapes.config.vocab, min(ROWS, shapes.longest), dtype=np.int32)
+
+
+def _digest(whole: dict[str, np.ndarray], cut: dict[str, np.ndarray]) -> str:
+    return digest({f"{kind} {name}": a for kind, run in (("whole", whole), ("cut", cut)) for name, a in run.items()})
 
 
 def _run(forward: Forward, pool: PagePool, tokens: np.ndarray, cuts: tuple[int, ...]) -> dict[str, np.ndarray]:

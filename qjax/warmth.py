@@ -60,29 +60,29 @@ def _certify(engine: Engine, progress) -> tuple[list[Check], dict[str, int]]:
 
     def measure(source: str, tokens: np.ndarray) -> np.ndarray:
         progress(f"tier: {source}")
-        got = _hit(engine, source, tokens)
-        checks.append(_check(source, _cold(engine, tokens), got, engine.level))
+        got = ask_of(engine, source, tokens)
+        checks.append(measured(source, answered_cold(engine, tokens), got, engine.level))
         return np.concatenate([got.end, new])
 
     engine.caches = Caches(engine.pool, CacheConfig(), engine.level)
-    _request(engine, main)
+    ask(engine, main)
     turn = measure("end", measure("prompt", main))
     measure("resident", edited)
-    measure("guest", np.concatenate([_request(engine, guest).end, new]))
-    _request(engine, other)
+    measure("guest", np.concatenate([ask(engine, guest).end, new]))
+    ask(engine, other)
     turn = measure("parked", turn)
     session = engine.caches.resident.resident
     anchor = session.anchors[-1]
     for name, section in anchor.sequence.sections.items():
         zeroed = anchor.sequence.replace(sections=anchor.sequence.sections | {name: jnp.zeros_like(section)})
         session.anchors[-1] = replace(anchor, sequence=zeroed)
-        controls[f"{name} of an anchor zeroed"] = compare(_cold(engine, turn).state, _hit(engine, "end", turn, keep=False).state)
+        controls[f"{name} of an anchor zeroed"] = compare(answered_cold(engine, turn).state, ask_of(engine, "end", turn, keep=False).state)
     engine.caches.clear()
 
     budget = (2 * engine.layout.page_bytes + 9 * engine.layout.section_bytes) / 2**30
     engine.caches = Caches(engine.pool, CacheConfig(resident_park_gb=0, resident_pin_gb=budget), engine.level)
-    _request(engine, main)
-    _request(engine, other)
+    ask(engine, main)
+    ask(engine, other)
     measure("pinned", edited)
     engine.caches.clear()
 
@@ -96,8 +96,8 @@ def _certify(engine: Engine, progress) -> tuple[list[Check], dict[str, int]]:
     engine.caches.clear()
 
     engine.caches = Caches(engine.pool, CacheConfig(resident_park_gb=0, resident_pin_gb=0), engine.level)
-    turn = np.concatenate([_request(engine, main).end, new])
-    _request(engine, other)  # the first session goes from the pool to the store
+    turn = np.concatenate([ask(engine, main).end, new])
+    ask(engine, other)  # the first session goes from the pool to the store
     progress("control: store")
     controls |= _damaged_snapshots(engine, turn)
     measure("store", turn)
@@ -123,20 +123,20 @@ def _generated(engine: Engine, tokens: np.ndarray) -> tuple[np.ndarray, str]:
 
 def _damaged_snapshots(engine: Engine, turn: np.ndarray) -> dict[str, int]:
     """Differing bits of the logits after a turn from the store, with one part after the other of its snapshot zeroed."""
-    want, hit = _cold(engine, turn).state["logits"], engine.caches.store.find(turn.astype(np.int64), "")
+    want, hit = answered_cold(engine, turn).state["logits"], engine.caches.store.find(turn.astype(np.int64), "")
     found = {}
     for parts in (hit.entry.sections, hit.entry.open, hit.entry.rows) if hit else ():
         for name, part in parts.items():
             zeros = np.zeros(part.shape, part.dtype)
             parts[name] = jax.device_put(zeros, part.sharding) if isinstance(part, jax.Array) else zeros
             try:
-                found[f"{name} of a snapshot zeroed"] = differing_bits(_hit(engine, "store", turn, keep=False).state["logits"], want)
+                found[f"{name} of a snapshot zeroed"] = differing_bits(ask_of(engine, "store", turn, keep=False).state["logits"], want)
             finally:
                 parts[name] = part
     return found
 
 
-def _check(source: str, cold: Answer, warm: Answer, level: str) -> Check:
+def measured(source: str, cold: Answer, warm: Answer, level: str) -> Check:
     """All bits at the prompt's end; of a session resume at level grid the greedy tokens."""
     if warm.record.exact:
         return Check(f"resumed from {source}", 1, compare(cold.state, warm.state), level, hit=True)
@@ -145,15 +145,15 @@ def _check(source: str, cold: Answer, warm: Answer, level: str) -> Check:
     return Check(f"resumed from {source}, greedy tokens", gate.tokens, bits, GRID, hit=True, near_ties=int(gate.near_tie is not None))
 
 
-def _hit(engine: Engine, source: str, tokens: np.ndarray, keep: bool = True) -> Answer:
+def ask_of(engine: Engine, source: str, tokens: np.ndarray, keep: bool = True) -> Answer:
     """A request whose state must come from a source."""
-    got = _request(engine, tokens, keep)
+    got = ask(engine, tokens, keep)
     if got.record.source != source:
         raise RuntimeError(f"expected a hit of {source!r}, found {got.record.source!r}")
     return got
 
 
-def _request(engine: Engine, tokens: np.ndarray, keep: bool = True) -> Answer:
+def ask(engine: Engine, tokens: np.ndarray, keep: bool = True) -> Answer:
     """A prompt through the caches, and an answer. keep: else what was taken is given back, and the request leaves nothing."""
     request = engine.caches.begin(tokens)
     done = engine.run_prompt(tokens, request=request)
@@ -162,7 +162,7 @@ def _request(engine: Engine, tokens: np.ndarray, keep: bool = True) -> Answer:
     return _answer(engine, done, request if keep else None, request.record)
 
 
-def _cold(engine: Engine, tokens: np.ndarray) -> Answer:
+def answered_cold(engine: Engine, tokens: np.ndarray) -> Answer:
     return _answer(engine, engine.run_prompt(tokens), None, None)
 
 

@@ -10,6 +10,7 @@
 from storage.arrays import Leaf, host
 from storage.entry import Entry
 from storage.errors import Full, Locked, StorageError
+from storage.present import fingerprints
 from storage.storage import Storage
 
-__all__ = ["Entry", "Full", "Leaf", "Locked", "Storage", "StorageError", "host"]
+__all__ = ["Entry", "Full", "Leaf", "Locked", "Storage", "StorageError", "fingerprints", "host"]

@@ -1,14 +1,17 @@
 """One array in one file: its bytes in C order, little endian, and nothing else.
 
-TensorStore's zarr3 driver writes and reads it: one chunk, no codec but `bytes`, no zarr.json. Bits travel as unsigned integers of the
-array's width, so that no dtype's own rules (a bool's, an int4's) can change one. A codec with a sum (crc32c) would make the file's size
-4 mod 4096, which turns direct reads off, and cost another copy; sums are taken here, at 28 GB/s.
+TensorStore's zarr3 driver writes and reads it in an object store, and can in a directory, where direct.py does: one chunk, no codec but
+`bytes`, no zarr.json. Bits travel as unsigned integers of the array's width, so that no dtype's own rules (a bool's, an int4's) can change
+one. A codec with a sum (crc32c) would make the file's size 4 mod 4096, which turns direct reads off, and cost another copy; sums are taken
+here, at 28 GB/s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -63,11 +66,16 @@ class Leaf:
 def host(shape: tuple[int, ...], dtype) -> np.ndarray:
     """Zeros in pages of their own: `jax.device_put` aliases such an array on a CPU instead of copying it (np.empty is not aligned enough).
 
-    Because of that it is never filled a second time: a computation may still read it.
+    Because of that it is never filled a second time while a computation may still read it. Huge pages, where the system has them: a disk
+    was read into some buffers of small ones, scattered in memory, at half its rate.
     """
     dtype = np.dtype(dtype)
     nbytes = prod(shape) * dtype.itemsize
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8, nbytes).view(dtype).reshape(shape)
+    pages = mmap.mmap(-1, max(nbytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8, nbytes).view(dtype).reshape(shape)
 
 
 def storable(name: str, array) -> np.ndarray:
@@ -91,33 +99,46 @@ def _named(dtype: np.dtype) -> bool:
 def checksum(array: np.ndarray) -> str:
     """xxh3 over the bytes in C order, 16 hex digits; a slice of a larger array is not copied, unless single elements lie apart."""
     sum_ = xxhash.xxh3_64()
-    for part in _contiguous(array):
+    for part in contiguous(array):
         sum_.update(part.reshape(-1).view(np.uint8))
     return sum_.hexdigest()
 
 
-def _contiguous(array: np.ndarray) -> Iterator[np.ndarray]:
+def timed_checksum(array: np.ndarray) -> tuple[str, float]:
+    """The sum, and the seconds that it took."""
+    begin = time.perf_counter()
+    return checksum(array), time.perf_counter() - begin
+
+
+def contiguous(array: np.ndarray) -> Iterator[np.ndarray]:
+    """The array in parts whose bytes lie together, in C order; copies only where single elements lie apart."""
     if array.flags.c_contiguous or array.ndim < 2:
         yield np.ascontiguousarray(array)
     else:
         for part in array:
-            yield from _contiguous(part)
+            yield from contiguous(part)
 
 
 def write(kv: ts.KvStore, key: str, arrays: Mapping[str, np.ndarray]) -> list[ts.Future]:
     """Futures that are done when the files are durable. No copy is made: the arrays stay as they are until then."""
-    opened = [(_open(kv, key, name, bits), bits) for name, bits in _bits(arrays)]
+    opened = [(_open(kv, key, name, bits), bits) for name, bits in as_bits(arrays)]
     return [file.result().write(bits, can_reference_source_data_indefinitely=True).commit for file, bits in opened]
 
 
 def read(kv: ts.KvStore, key: str, arrays: Mapping[str, np.ndarray]) -> dict[str, ts.Future]:
     """Futures, by name, that are done when the arrays, which may be slices of larger ones, are filled. An array of no element has no file."""
-    opened = [(name, _open(kv, key, name, bits), bits) for name, bits in _bits(arrays)]
+    opened = [(name, _open(kv, key, name, bits), bits) for name, bits in as_bits(arrays)]
     return {name: ts.array(bits, copy=False, write=True).write(file.result()).commit for name, file, bits in opened}
 
 
-def _bits(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+def as_bits(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays that have a file, as unsigned integers."""
     return ((name, a.view(WIDTHS[a.itemsize])) for name, a in arrays.items() if a.size)
+
+
+def file_name(array: np.ndarray) -> str:
+    """Of an array's one chunk, as zarr names it."""
+    return ".".join("0" * array.ndim) or "0"
 
 
 def _open(kv: ts.KvStore, key: str, name: str, bits: np.ndarray) -> ts.Future:

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import tensorstore as ts
 
+from storage import arrays as files
 from storage.entry import META
 from storage.errors import failure
 from storage.fingerprint import FIELDS, Fingerprint
 
 RETRIES = {"max_retries": 3, "initial_delay": "100ms", "max_delay": "1s"}
 """TensorStore's own 32 of up to 32 s would hold a request for many minutes that a prefill serves in one."""
+
+
+def connected(url: str, options: Mapping, below: str = "") -> ts.KvStore:
+    """What lies below a path of an object store. ValueError."""
+    spec = ts.KvStore.Spec(f"{url.rstrip('/')}/").to_json()
+    spec |= {"path": f"{spec.get('path', '')}{below}", **options}
+    return ts.KvStore.open(spec, context=ts.Context({"s3_request_retries": RETRIES, "gcs_request_retries": RETRIES})).result()
 
 
 class Bucket:
@@ -26,9 +35,7 @@ class Bucket:
     def __init__(self, url: str, fingerprint: Fingerprint, read_only: bool, options: Mapping):
         """options: members of TensorStore's spec that the URL does not have, such as endpoint. StorageError where it cannot be opened."""
         try:
-            spec = ts.KvStore.Spec(f"{url.rstrip('/')}/").to_json()
-            spec |= {"path": f"{spec.get('path', '')}{fingerprint.digest}/", **options}
-            self.kv = ts.KvStore.open(spec, context=ts.Context({"s3_request_retries": RETRIES, "gcs_request_retries": RETRIES})).result()
+            self.kv = connected(url, options, f"{fingerprint.digest}/")
             if not read_only:
                 self.kv.write(FIELDS, fingerprint.text()).result()
         except ValueError as error:
@@ -47,6 +54,13 @@ class Bucket:
 
     def begin(self, key: str, names: Iterable[str]) -> None:
         pass
+
+    def write(self, key: str, arrays: Mapping[str, np.ndarray]) -> list[ts.Future]:
+        return files.write(self.kv, key, arrays)
+
+    def read(self, key: str, arrays: Mapping[str, np.ndarray]) -> dict[str, ts.Future]:
+        """The futures' results are None: no sum has been taken."""
+        return files.read(self.kv, key, arrays)
 
     def written(self, key: str, names: Iterable[str]) -> None:
         pass

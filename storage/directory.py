@@ -5,8 +5,8 @@
     <root>/<fingerprint>/<key>/<name>/0.0.0.0         an array
     <root>/<fingerprint>/<key>/meta                   written last: the entry is there
 
-Files are of mode 0600 in directories of mode 0700, whatever the umask. TensorStore writes each under a temporary name, syncs it, renames it
-and syncs its directory. It reads past the page cache, and writes through it: what it leaves there is given back.
+Files are of mode 0600 in directories of mode 0700, whatever the umask. Arrays are written and read past the page cache (direct.py), and all
+of them are synced before TensorStore writes `meta`: under a temporary name that it syncs, renames and syncs the directory of.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import tensorstore as ts
 
+from storage import direct
+from storage.arrays import as_bits, file_name
 from storage.entry import KEY, META
 from storage.errors import failure
 from storage.fingerprint import DIGEST, FIELDS, Fingerprint
 from storage.lock import Lock
 
 log = logging.getLogger(__name__)
+
+THREADS = 4
+"""Files read at once, and as many written."""
 
 
 class Directory:
@@ -42,6 +49,8 @@ class Directory:
         self.path, self.shared = self.root / fingerprint.digest, read_only
         self.swept: list[dict[str, tuple[str | None, str | None]]] = []
         self.unfinished, self._lock = 0, None
+        # they end with this object: one that is closed may still be reading
+        self._readers, self._writers = (ThreadPoolExecutor(THREADS, f"storage-{what}") for what in ("reader", "writer"))
         self.kv = ts.KvStore.open({"driver": "file", "path": f"{self.path}/"}, context=ts.Context({"file_io_mode": {"mode": "direct"}})).result()
         try:
             if not read_only:
@@ -59,10 +68,10 @@ class Directory:
             self._sweep(other, fingerprint)
         if not self.path.exists():
             self.path.mkdir(0o700)
-            _sync(self.root)
+            direct.sync(self.root)
         if not (self.path / FIELDS).exists():
             self.kv.write(FIELDS, fingerprint.text()).result()
-            self._settle(self.path / FIELDS)
+            os.chmod(self.path / FIELDS, 0o600)
         for key in [key for key, path in self._entries() if not (path / META).exists()]:
             self.unfinished += 1
             self.remove(key)
@@ -114,24 +123,26 @@ class Directory:
             _remove(path)
         for made in (path, *(path / name for name in names)):
             made.mkdir(0o700)
-        _sync(self.path)  # TensorStore syncs what it writes and the directory around that
+
+    def write(self, key: str, arrays: Mapping[str, np.ndarray]) -> list[Future]:
+        """Futures that are done when the files of the arrays are written; their exceptions are OSErrors."""
+        return [self._writers.submit(direct.write, self._file(key, name, bits), bits) for name, bits in as_bits(arrays)]
+
+    def read(self, key: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Future]:
+        """Futures, by name, that are done when the arrays are filled: what direct.read returns or raises."""
+        return {name: self._readers.submit(direct.read, self._file(key, name, bits), bits) for name, bits in as_bits(arrays)}
+
+    def _file(self, key: str, name: str, bits: np.ndarray) -> Path:
+        return self.path / key / name / file_name(bits)
 
     def written(self, key: str, names: Iterable[str]) -> None:
-        """Told when the arrays are durable, before `meta` is written. OSError."""
-        for name in names:
-            for file in (self.path / key / name).iterdir():
-                self._settle(file)
+        """Told when the arrays are written, before `meta` is: makes them durable, all at once, so that the journal is written once. OSError."""
+        places = [self.path / key / name for name in names]
+        list(self._writers.map(direct.sync, [*(file for place in places for file in place.iterdir()), *places, self.path]))
 
     def committed(self, key: str) -> None:
         """Told when `meta` is durable. OSError."""
-        self._settle(self.path / key / META)
-
-    def _settle(self, path: Path) -> None:
-        os.chmod(path, 0o600)
-        if hasattr(os, "posix_fadvise"):
-            file = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
+        os.chmod(self.path / key / META, 0o600)
 
     def touch(self, key: str, used: float) -> None:
         """OSError."""
@@ -143,7 +154,7 @@ class Directory:
         path = self.path / key
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (path / META).unlink()
-            _sync(path)
+            direct.sync(path)
         _remove(path)
 
     def _hold(self) -> None:
@@ -161,14 +172,6 @@ class Directory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _remove(path: Path) -> None:

@@ -6,8 +6,10 @@ import errno
 import os
 import re
 
-PASSING = {"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
-"""Statuses that say nothing about what is stored: no network, no file descriptor left."""
+KINDS = {"NOT_FOUND": "missing", "FAILED_PRECONDITION": "size", errno.ENOENT: "missing", errno.ENOTDIR: "missing"}
+"""What a failed read of a leaf is counted as, by status word or errno: no such file, or one too short or too long. Others are "unreadable"."""
+PASSING = {"ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Those that say nothing about what is stored: no network, no file descriptor left."""
 
 
 class StorageError(Exception):
@@ -22,10 +24,11 @@ class Full(StorageError):
     """No space is left, or a quota is used up."""
 
 
-def status(error: Exception) -> str:
-    """TensorStore's status word, such as NOT_FOUND; "" for an error that is not TensorStore's."""
+def damage(error: Exception) -> tuple[str, bool]:
+    """What a failed read of a leaf is counted as, and whether the leaf may be there all the same."""
     found = re.match(r"([A-Z][A-Z_]+): ", str(error))
-    return found[1] if found else ""
+    what = error.errno if isinstance(error, OSError) else found and found[1]
+    return KINDS.get(what, "unreadable"), what in PASSING
 
 
 def failure(error: OSError | ValueError, what: str) -> StorageError:

@@ -10,24 +10,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
-import tensorstore as ts
 
-from storage import arrays as files
-from storage.arrays import Leaf, checksum, storable
+from storage.arrays import Leaf, storable, timed_checksum
 from storage.bucket import Bucket
 from storage.directory import Directory
 from storage.entry import META, Entry, check_names, seal, unseal
-from storage.errors import PASSING, StorageError, failure, status
+from storage.errors import StorageError, damage, failure
 from storage.fingerprint import Fingerprint
 from storage.turns import Turns
 
 log = logging.getLogger(__name__)
-
-KINDS = {"NOT_FOUND": "missing", "FAILED_PRECONDITION": "size"}
-"""What a failed read of a leaf is counted as: there is no such file, or it is too short or too long. All others are "unreadable"."""
 
 
 class Storage(contextlib.AbstractContextManager):
@@ -44,6 +40,7 @@ class Storage(contextlib.AbstractContextManager):
         self._index: dict[str, Entry] = {}
         self._lock, self._clock = threading.Lock(), 0.0  # the lock is over the index, the clock and the counts
         self._counts, self._damaged = Counter(), Counter()
+        self.damaged: dict[str, str] = {}  # what was wrong with entries that were found damaged, by key
         self._turns = Turns()
         self._list()
 
@@ -120,8 +117,8 @@ class Storage(contextlib.AbstractContextManager):
         writes = []
         try:
             self._place.begin(key, arrays)
-            writes = files.write(self._place.kv, key, arrays)
-            leaves = {name: Leaf.of(array) for name, array in arrays.items()}  # while TensorStore's threads write
+            writes = self._place.write(key, arrays)
+            leaves = {name: Leaf.of(array) for name, array in arrays.items()}  # while other threads write
             for write in writes:
                 write.result()
             self._place.written(key, arrays)
@@ -149,10 +146,10 @@ class Storage(contextlib.AbstractContextManager):
             if found := [name for name, array in arrays.items() if not array.flags.writeable]:
                 raise ValueError(f"{key}: expected arrays to read into, found {', '.join(found)} to be read-only")
         entries = [self._expected(key, arrays) for key, arrays in chain]
-        reads: list[dict[str, ts.Future]] = []
+        reads: list[Mapping[str, Future]] = []
         try:
             for (key, arrays), entry in zip(chain, entries, strict=True):
-                reads.append(files.read(self._place.kv, key, arrays) if entry else {})
+                reads.append(self._place.read(key, arrays) if entry else {})
             good = [bool(entry) and self._arrived(entry, tree, read) for entry, (_, tree), read in zip(entries, chain, reads, strict=True)]
         except BaseException:
             _settle([future for read in reads for future in read.values()])
@@ -164,23 +161,23 @@ class Storage(contextlib.AbstractContextManager):
 
     def _expected(self, key: str, arrays: Mapping[str, np.ndarray]) -> Entry | None:
         entry = self.find(key)
-        if entry and (reason := entry.misfit(arrays)):
-            self._damage(key, "layout", reason, entry)
-            return None
-        return entry
+        if not entry or not (reason := entry.misfit(arrays)):
+            return entry
+        self._damage(key, "layout", reason, entry)
+        return None
 
-    def _arrived(self, entry: Entry, arrays: Mapping[str, np.ndarray], reads: Mapping[str, ts.Future]) -> bool:
+    def _arrived(self, entry: Entry, arrays: Mapping[str, np.ndarray], reads: Mapping[str, Future]) -> bool:
         """Waits for every read, since all write to the caller's memory, and compares the sums."""
-        failed = [(name, error) for name, read in reads.items() if (error := read.exception())]
-        if failed:
-            (name, error), word = failed[0], status(failed[0][1])
-            self._damage(entry.key, KINDS.get(word, "unreadable"), f"{name}: {error}", entry, keep=word in PASSING)
+        if failed := [(name, error) for name, read in reads.items() if (error := read.exception())]:
+            (name, error), (kind, passing) = failed[0], damage(failed[0][1])
+            self._damage(entry.key, kind, f"{name}: {error}", entry, keep=passing)
             return False
-        for name, array in arrays.items():
-            if checksum(array) != entry.leaves[name].sum:
-                self._damage(entry.key, "sum", f"{name}: sum differs", entry)
-                return False
-        return True
+        sums = {name: (name in reads and reads[name].result()) or timed_checksum(array) for name, array in arrays.items()}
+        with self._lock:
+            self._counts["verify_s"] += sum(seconds for _, seconds in sums.values())
+        if wrong := [name for name, (sum_, _) in sums.items() if sum_ != entry.leaves[name].sum]:
+            self._damage(entry.key, "sum", f"{wrong[0]}: sum differs", entry)
+        return not wrong
 
     def _damage(self, key: str, kind: str, reason: str, entry: Entry | None = None, keep: bool = False) -> None:
         """Counts and logs what is wrong with an entry, and removes it; not one that was dropped or found damaged while it was read."""
@@ -188,6 +185,7 @@ class Storage(contextlib.AbstractContextManager):
             if self._index.get(key) is not entry:
                 return
             self._damaged[kind] += 1
+            self.damaged[key] = reason
             if not keep:
                 self._index.pop(key, None)
         stays = keep or self.read_only
@@ -261,13 +259,23 @@ class Storage(contextlib.AbstractContextManager):
 
     def stats(self) -> dict:
         """entries, nbytes: what the index holds. free: bytes the file system has left (None: unknown). put, got, dropped, put_nbytes,
-        got_nbytes: entries and bytes since the start. damaged: kind of damage -> entries. unfinished: removed at the start. swept: per
-        directory removed at the start, the fields of its fingerprint that differed, (theirs, ours).
+        got_nbytes: entries and bytes since the start. verify_s: seconds that threads took for sums of what they read. damaged: kind of
+        damage -> entries. unfinished: removed at the start. swept: per directory removed at the start, the fields of its fingerprint that
+        differed, (theirs, ours).
         """
         with self._lock:
-            counts = {name: self._counts[name] for name in ("put", "put_nbytes", "got", "got_nbytes", "dropped")}
+            counts = {name: self._counts[name] for name in ("put", "put_nbytes", "got", "got_nbytes", "dropped", "verify_s")}
             held = {"entries": len(self._index), "nbytes": sum(entry.nbytes for entry in self._index.values()), "damaged": dict(self._damaged)}
         return held | counts | {"free": self._place.free(), "unfinished": self._place.unfinished, "swept": list(self._place.swept)}
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may write to it too."""
+        return self._place.shared
+
+    def free(self) -> int | None:
+        """Bytes that the file system has left; None where that is not known."""
+        return self._place.free()
 
     def close(self) -> None:
         """Waits for what is being written and lets the next writer in. Nothing can be done with it afterwards."""
@@ -291,7 +299,7 @@ class Storage(contextlib.AbstractContextManager):
             return self._clock
 
 
-def _settle(futures: Sequence[ts.Future]) -> None:
+def _settle(futures: Sequence[Future]) -> None:
     """Waits for reads and writes that went wrong in part: the others still use the caller's memory."""
     for future in futures:
         future.exception()

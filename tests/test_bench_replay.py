@@ -9,8 +9,10 @@ import pytest
 
 from qjax.bench import traffic
 from qjax.bench.baselines import Chapter, Infinite, LruSnapshots
+from qjax.bench.cached import Cached
+from qjax.bench.cost import MEASURED, Cost
 from qjax.bench.counting import Counted, CountingPool, counted
-from qjax.bench.replay import MEASURED, Cached, Cost, replay
+from qjax.bench.replay import replay
 from qjax.bench.trace import Call, read
 from qjax.bench.traffic import agent_trace
 from qjax.caches.keys import common

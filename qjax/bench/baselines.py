@@ -36,8 +36,13 @@ class Node:
 class Infinite:
     """A cache that keeps every row and a state after each: a request starts where it parts from all before it."""
 
+    waited = 0.0
+
     def __init__(self):
         self._root = Node()
+
+    def restart(self) -> None:
+        """It loses nothing."""
 
     def serve(self, call: Call, keys: np.ndarray) -> Served:
         node, agrees, spans = self._root, 0, call.spans()
@@ -108,8 +113,14 @@ class Snapshots:
 class LruSnapshots:
     """A snapshot at each request's end, and nothing else, in the bytes that the caches may take; what runs needs its own share of them."""
 
+    waited = 0.0
+
     def __init__(self, layout: Layout, budget: int):
-        self._snapshots = Snapshots(layout, budget)
+        self._of = layout, budget
+        self.restart()
+
+    def restart(self) -> None:
+        self._snapshots = Snapshots(*self._of)
 
     def serve(self, call: Call, keys: np.ndarray) -> Served:
         start = self._snapshots.find(keys)
@@ -125,10 +136,15 @@ class Chapter:
     newest 4 anchors; one pinned head with up to 8; snapshots of ends and of heads. Nothing where prompts part.
     """
 
+    waited = 0.0
+
     def __init__(self, layout: Layout, config: CacheConfig):
         self._layout, self._config = layout, config
-        budget = config.bytes("cache_budget_gb")
-        self._store = Snapshots(layout, budget, min(budget, config.bytes("store_entry_gb")))
+        self.restart()
+
+    def restart(self) -> None:
+        budget = self._config.bytes("cache_budget_gb")
+        self._store = Snapshots(self._layout, budget, min(budget, self._config.bytes("store_entry_gb")))
         self._kept: dict[str, Kept | None] = dict.fromkeys(("resident", "parked", "pinned"))
 
     def serve(self, call: Call, keys: np.ndarray) -> Served:

@@ -57,6 +57,7 @@ class ResidentPrefix(Sessions):
                 source, furthest = session.role, found
                 if source == "resident" and anchor.length == found.start and anchor.kind in ("end", "prompt"):
                     source = anchor.kind
+                source = session.source or source
                 best = Hit(found.start, source, self, (session, anchor), found.whole, found.exact)
         return best
 
@@ -135,6 +136,12 @@ class ResidentPrefix(Sessions):
         for other in self._of("resident"):
             if role == "resident":
                 other.role = "parked"
+        self.sessions.append(session)
+        self._touch(session)
+        self._hold_budgets()
+
+    def adopt(self, session: Session) -> None:
+        """Takes a session that was read back, before the first request."""
         self.sessions.append(session)
         self._touch(session)
         self._hold_budgets()

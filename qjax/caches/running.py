@@ -15,7 +15,7 @@ from qjax.pages import PagePool
 from qjax.state import BLOCK
 
 if TYPE_CHECKING:
-    from qjax.caches.lookup import Request
+    from qjax.caches.request import Request
 
 
 class Slot(Protocol):

@@ -140,7 +140,7 @@ class StateStore:
             open=opened,
             stamps=self._pool.stamps[pages],
         )
-        return Restored(sequence, entry.logits if hit.whole else None)
+        return Restored(sequence, entry.logits if hit.whole else None, uncut=start == entry.length)
 
     def offer(
         self,

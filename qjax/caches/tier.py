@@ -14,6 +14,10 @@ class Unusable(Exception):
     """A hit that cannot be taken; the message is the reason. The lookup goes on with the next best."""
 
 
+class Gone(Unusable):
+    """It cannot be taken, and the tier has dropped it: what the tier finds now may be taken."""
+
+
 @dataclass(frozen=True)
 class Hit:
     """What a tier offers for some key ids.
@@ -33,10 +37,14 @@ class Hit:
 
 @dataclass(frozen=True)
 class Restored:
-    """A sequence whose pages are held for the caller. logits: float32 [V] of its last token, where a hit was whole."""
+    """A sequence whose pages are held for the caller. logits: float32 [V] of its last token, where a hit was whole.
+
+    uncut: it has come from outside the pool and ends where the entry does, so that it may serve as an anchor there.
+    """
 
     sequence: Sequence
     logits: np.ndarray | None = None
+    uncut: bool = False
 
 
 class Tier(Protocol):

@@ -1,14 +1,15 @@
 """`qjax bench engine`: how fast the engine is on this machine, and how near to what the machine can do. `qjax bench resume`: what a
-resume saves. `qjax bench replay`: what a trace of requests would reuse.
+resume saves. `qjax bench replay`: what a trace of requests would reuse. `qjax bench storage`: how near the caches' files are to the disk.
 """
 
 import dataclasses
 import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from qjax.bench import resume
+from qjax.bench import resume, storage
 from qjax.bench.engine import measure
 from qjax.bench.replay import replay
 from qjax.bench.trace import read, write
@@ -16,11 +17,12 @@ from qjax.bench.traffic import named
 from qjax.config import MOST_GB, CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
+from storage import StorageError
 
 
 def run(args) -> int:
-    if args.what == "replay":
-        return run_replay(args)
+    if args.what in ("replay", "storage"):
+        return run_replay(args) if args.what == "replay" else run_storage(args)
     config = EngineConfig.from_flags(args)
     with Console(stderr=True).status("loading and compiling") as status:
         if args.what == "engine":
@@ -54,6 +56,19 @@ def run_replay(args) -> int:
         print(json.dumps(found))
     else:
         show_replay(found, Console())
+    return 0
+
+
+def run_storage(args) -> int:
+    with Console(stderr=True).status("compiling") as status:
+        try:
+            found = storage.measure(Path(args.directory).expanduser(), args.pages, args.rounds, progress=status.update)
+        except StorageError as e:
+            raise ValueError(str(e)) from e
+    if args.json:
+        print(json.dumps(found))
+    else:
+        show_storage(found, Console())
     return 0
 
 
@@ -118,3 +133,34 @@ def show_replay(found: dict, console: Console) -> None:
         f"pool {found['pool_gb']:g} GiB, all budgets and the pool {found['total_gb']:g} GiB; seconds are modelled, without waiting",
         highlight=False,
     )
+
+
+def show_storage(found: dict, console: Console) -> None:
+    """A row each for the chain and for an anchor, and for each whole restore; below, what the sums cost."""
+    mib = [found[name] / 2**20 for name in ("page_bytes", "anchor_bytes")]
+    kind = f" ({found['file_system']})" if found["file_system"] else ""
+    title = f"{found['directory']}{kind}, pages of {mib[0]:.0f} MiB, an anchor of {mib[1]:.0f} MiB, {found['rounds']} rounds"
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in ("raw", "qjax", "ratio", "lowest", "highest", "CPU s/GB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    pages = f"{found['pages']} pages"
+    rows = {
+        f"write {pages}": found["write"],
+        f"restore {pages}": found["read"],
+        "write an anchor": found["anchor"]["write"],
+        "read it": found["anchor"]["read"],
+    }
+    for name, row in rows.items():
+        rates = (f"{row[who]['gb_s']:.2f} GB/s" for who in ("raw", "ours"))
+        table.add_row(name, *rates, *_spread(row), f"{row['ours']['cpu_s_per_gb']:.2f}")
+    table.add_section()
+    for row in found["restores"]:
+        seconds = (f"{row[name]:.2f} s" for name in ("raw_seconds", "seconds"))
+        table.add_row(f"restore {row['tokens']:,} tokens", *seconds, *_spread(row), f"{row['cpu_s_per_gb']:.2f}")
+    console.print(table)
+    console.print(f"sums are checked in {found['verify_share']:.1%} of a restore's time; raw is O_DIRECT, which looks at nothing", highlight=False)
+
+
+def _spread(row: dict) -> tuple[str, ...]:
+    return tuple(f"{value:.2f}" for value in (row["ratio"], min(row["ratios"]), max(row["ratios"])))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from qjax.model.source import load
 from qjax.purity import GRID, NONE, Certificate, Check, certify, compare, process_outcome
 from qjax.state import BLOCK
 from qjax.warmth import certify_tiers
+from qjax.warmth_files import STAGES, certify_files, run_stage, stage_check
 
 PROCESSES = {
     "another process": [],
@@ -40,12 +42,17 @@ def run(args) -> int:
     with console.status("loading and compiling") as status:
         engine = Engine(load(args.model), config)
         if args.dump:
-            np.savez(args.dump, **process_outcome(engine))
+            outcome = run_stage(args.stage, engine, args.files) if args.stage else process_outcome(engine)
+            np.savez(args.dump, **outcome)
             return 0
         found = certify(engine, args.rows, progress=status.update)
         tiers, controls = certify_tiers(engine, progress=status.update)
-        checks = (*found.checks, *tiers, *_processes(engine, args.model, config, status.update))
-        found = dataclasses.replace(found, checks=checks, controls=found.controls | controls)
+        with _private_directory() as directory:
+            files, more = certify_files(engine, Path(directory) / "here", progress=status.update)
+            processes = _processes(engine, args.model, config, directory, status.update)
+            stages = _stages(engine, args.model, config, directory, status.update)
+        checks = (*found.checks, *tiers, *files, *processes, *stages)
+        found = dataclasses.replace(found, checks=checks, controls=found.controls | controls | more)
     if args.json:
         print(json.dumps(as_json(found) | {"exactness": engine.level}))
     else:
@@ -53,20 +60,43 @@ def run(args) -> int:
     return 1 if found.level == NONE else 0
 
 
-def _processes(engine: Engine, model: str, config: EngineConfig, progress) -> tuple[Check, ...]:
+def _private_directory():
+    return tempfile.TemporaryDirectory(prefix="qjax-certify-")
+
+
+def _processes(engine: Engine, model: str, config: EngineConfig, directory: str, progress) -> list[Check]:
     want = process_outcome(engine)
     checks = []
-    with tempfile.TemporaryDirectory(prefix="qjax-certify-") as directory:
-        for name, flags in PROCESSES.items():
-            progress(name)
-            file = Path(directory) / "outcome.npz"
-            command = [sys.executable, "-m", "qjax.cli", "certify", "--model", model, *config.flags(), "--dump", str(file), *flags]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ValueError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-            with np.load(file) as got:
-                checks.append(Check(name, len(want["logits"]), compare(want, dict(got)), GRID))
-    return tuple(checks)
+    for name, flags in PROCESSES.items():
+        progress(name)
+        got = _outcome(name, model, config, directory, flags)
+        checks.append(Check(name, len(want["logits"]), compare(want, got), GRID))
+    return checks
+
+
+def _stages(engine: Engine, model: str, config: EngineConfig, directory: str, progress) -> list[Check]:
+    """What processes one after the other find in the files of those before."""
+    checks = []
+    for stage in STAGES:
+        progress(f"files: {stage}")
+        flags = ["--files", str(Path(directory) / "files"), "--stage", stage]
+        got = _outcome(f"the process of {stage}", model, config, directory, flags, ends=-signal.SIGKILL if stage == "killed" else 0)
+        if stage != "killed":
+            checks.append(stage_check(stage, engine, got))
+    return checks
+
+
+def _outcome(name: str, model: str, config: EngineConfig, directory: str, flags: list[str], ends: int = 0) -> dict[str, np.ndarray]:
+    """What a process of this command sends, which is to end with a status. ValueError where it does not."""
+    file = Path(directory) / "outcome.npz"
+    command = [sys.executable, "-m", "qjax.cli", "certify", "--model", model, *config.flags(), "--dump", str(file), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != ends:
+        raise ValueError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    if ends:
+        return {}
+    with np.load(file) as got:
+        return dict(got)
 
 
 def as_json(found: Certificate) -> dict:

@@ -10,7 +10,8 @@ from rich.console import Console
 from qjax.cli import sampling_flags
 from qjax.commands.console import Answer, Interrupt, Reading, say, start
 from qjax.commands.conversation import Conversation, Turn
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import CacheConfig, DiskConfig, EngineConfig
+from qjax.engine import Engine
 from qjax.sampling import Sampling
 
 HELP = """/new    begin again
@@ -22,8 +23,15 @@ HELP = """/new    begin again
 def run(args: argparse.Namespace) -> int:
     flags, config, caches = sampling_flags(args), EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     Sampling(**flags)  # a wrong flag is told before anything is loaded
+    disk = DiskConfig.from_flags(args)
     console = Console(highlight=False)
-    engine = start(args.model, config, console, caches)
+    with start(args.model, config, console, caches, disk) as engine:
+        talk(args, engine, flags, console)
+    return 0
+
+
+def talk(args: argparse.Namespace, engine: Engine, flags: dict, console: Console) -> None:
+    """Questions and answers until the end of the input."""
     sampling = Sampling(**engine.model.generation | flags)
     conversation = Conversation(engine, system=args.system, thinking=args.thinking, sampling=sampling, max_tokens=args.max_tokens)
     if sys.stdin.isatty():
@@ -38,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
                 say(console, command(conversation, line), "dim")
             elif line:
                 answer(console, conversation, line, interrupt)
-    return 0
 
 
 def ask(console: Console, interrupt: Interrupt) -> str | None:

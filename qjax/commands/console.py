@@ -12,7 +12,7 @@ from rich.text import Text
 
 from qjax import generation
 from qjax.compile_cache import faults
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import CacheConfig, DiskConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import find, load
@@ -34,20 +34,36 @@ def check(spec: str, config: EngineConfig, caches: CacheConfig | None = None) ->
         config.pages(layout(model, config.grid), model.context)
 
 
-def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig | None = None) -> Engine:
-    """Loads a model and compiles its programs; two dim lines say how long that took. caches: None for an engine that keeps nothing."""
+def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig | None = None, disk: DiskConfig | None = None) -> Engine:
+    """Loads a model and compiles its programs; two dim lines say how long that took. caches, disk: None for an engine that keeps nothing there.
+
+    A third line says what an earlier program left on NVMe, where it left anything.
+    """
     check(spec, config, caches)
     model = load(spec)
     say(console, f"{model.name}: loaded in {model.load_seconds:.1f} s", "dim")
     say(console, "compiling (a minute or two the first time) ... ", "dim", end="")
     try:
-        engine = Engine(model, config, caches)
+        engine = Engine(model, config, caches, disk)
     except (Exception, SystemExit):  # the error begins a line; Ctrl-C ends this one by itself
         say(console, "")
         raise
     kept = "".join(f", {part}" for part in (config.compile_cache and f"kept in {_short(config.compile_cache)}", faults()) if part)
     say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
+    if found := on_nvme(engine):
+        say(console, found, "dim")
     return engine
+
+
+def on_nvme(engine: Engine) -> str:
+    """What lies on NVMe for this engine, in a line; empty where nothing does."""
+    if engine.caches is None or engine.caches.nvme is None:
+        return ""
+    found, resident = engine.caches.nvme.stats(), engine.caches.resident.resident
+    if not found["anchors"]:
+        return ""
+    back, size = f", the last one with {resident.length:,} tokens is read back" if resident else "", found["disk_bytes"] + found["spill_bytes"]
+    return f"on NVMe: {found['sessions']} conversations and {found['anchors']} states in {size / 2**30:.2f} GiB{back}"
 
 
 def _short(path: Path) -> str:

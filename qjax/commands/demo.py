@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import tempfile
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from qjax.bits import differing_bits
 from qjax.commands.console import Interrupt, Reading, say, start
+from qjax.commands.demo_restart import disk_config, restart, restarted
 from qjax.commands.demo_stage import CONTROL, LONGEST_ANSWER, WRONG, Stage, Step, play
 from qjax.config import CacheConfig, EngineConfig
 from qjax.generation import Cancelled
@@ -23,15 +25,18 @@ ZEROED = "gdn.S"
 
 def run(args: argparse.Namespace) -> int:
     """0 where every step found its state where it must, warm equals cold in every bit and the control differs, else 1."""
+    if args.restarted:
+        return restarted(args)
     console = Console(highlight=False, quiet=args.json)
     config, caches = EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     say(console, f"A coding agent's conversation of {args.tokens:,} tokens and more, on the model that is part of this package,", "bold")
     say(console, "through the caches. After it every request's state is compared bit for bit with a cold run of the same tokens.", "bold")
-    engine = start("embedded", config, console, caches)
-    with Interrupt() as interrupt:
+    with tempfile.TemporaryDirectory(prefix="qjax-demo-") as directory, Interrupt() as interrupt:
+        engine = start("embedded", config, console, caches, disk_config(directory))
         stage = Stage(console, engine, interrupt)
         try:
-            play(stage, args.tokens)
+            agent = play(stage, args.tokens)
+            restart(stage, agent, directory, config, caches)
             proof = prove(stage)
         finally:
             stage.close()

@@ -20,7 +20,8 @@ WRONG = "wrong source:"
 
 @dataclass
 class Step:
-    """A request. expected: the source that its state must come from. why: it read more than what is new, by the ledger, in words.
+    """A request. turn: a Turn, or what another process tells of one. expected: the source that its state must come from. why: it read more
+    than what is new, by the ledger, in words.
 
     warm: logits float32 [V] and the state after its prompt. bits: what differs from a cold run, and that run's seconds; None until it was measured.
     """
@@ -103,8 +104,8 @@ CONTROL = 4
 """The step that is run again from a damaged state: back to the first session."""
 
 
-def play(stage: Stage, tokens: int) -> None:
-    """All steps. tokens: of the first prompt, at least."""
+def play(stage: Stage, tokens: int) -> Conversation:
+    """All steps of one process; the agent's conversation. tokens: of the first prompt, at least."""
     grid = stage.engine.layout.grid
     agent, question = stage.conversation(), [talk.asked(talk.FIRST)]
     agent.messages += talk.history(lambda messages: agent.render([*agent.messages, *messages, *question]).size, tokens)
@@ -137,6 +138,7 @@ def play(stage: Stage, tokens: int) -> None:
     stage.step("an edit in the middle", "resident", agent, edited, talk.EDITED)
     agent.messages = list(before)
     stage.step("the same prompt again", "prompt", agent, edited, talk.EDITED)
+    return agent
 
 
 def _show_history(console: Console, messages: list[dict]) -> None:

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from qjax.cli import sampling_flags
 from qjax.commands.console import Interrupt, Reading, say, start
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import CacheConfig, DiskConfig, EngineConfig
+from qjax.engine import Engine
 from qjax.generation import Generation, Token
 from qjax.parallel import Parallel
 from qjax.sampling import Sampling
@@ -24,10 +25,16 @@ def run(args: argparse.Namespace) -> int:
     Several files run side by side (--parallel); their answers come in the files' order, with --json as a list.
     """
     flags, config, caches = sampling_flags(args), EngineConfig.from_flags(args), CacheConfig.from_flags(args)
+    disk = DiskConfig.from_flags(args)
     Sampling(**flags), StopStrings(args.stop)  # a wrong flag is told before anything is loaded
     notes = Console(stderr=True, highlight=False, quiet=args.json)
     texts = [read(file, notes) for file in args.files]
-    engine = start(args.model, config, notes, caches)
+    with start(args.model, config, notes, caches, disk) as engine:
+        return answer(args, engine, flags, texts, notes)
+
+
+def answer(args: argparse.Namespace, engine: Engine, flags: dict, texts: list[str], notes: Console) -> int:
+    """The answers to some prompts, on an engine that is there."""
     model, reading, runs = engine.model, Reading(notes), Parallel(engine)
     with Interrupt() as interrupt:
         answers = [

@@ -68,10 +68,14 @@ def read(directory: Path, config: ModelConfig) -> dict:
         raise CheckpointError(f"{path}: expected a whole Orbax checkpoint, found: {e}") from e
 
 
+def files(directory: Path) -> list[Path]:
+    """The files of the tree."""
+    return sorted(p for p in (directory / PARAMS).rglob("*") if p.is_file())
+
+
 def _lengths(directory: Path) -> dict[str, int]:
     """Bytes of each file of the tree, by its path below the directory."""
-    files = sorted(p for p in (directory / PARAMS).rglob("*") if p.is_file())
-    return {p.relative_to(directory).as_posix(): p.stat().st_size for p in files}
+    return {p.relative_to(directory).as_posix(): p.stat().st_size for p in files(directory)}
 
 
 def _compare(path: Path, found: dict, wanted: dict) -> None:

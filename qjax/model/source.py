@@ -4,13 +4,16 @@ import dataclasses
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
+from qjax.bits import digest
 from qjax.model import converted, weights
-from qjax.model.checkpoint import read_tensors
+from qjax.model.checkpoint import read_tensors, shards
 from qjax.model.config import ModelConfig
+from qjax.model.digest import Files
 from qjax.model.template import Template
 from qjax.model.tokenizer import Tokenizer
 from qjax.model.values import CheckpointError, Fields, is_number, read_json, shortened, shown
@@ -25,6 +28,7 @@ class Model:
     """A loaded model. `params`: the tree of `weights.spec`, on the device. `template`: None where the checkpoint has none.
 
     `generation`: the sampling fields that generation_config.json sets. `load_seconds`: reading or making the weights and placing them.
+    `origin`: the files that the weights were read from, or what they were made of; None where nothing is known of it.
     """
 
     name: str
@@ -34,6 +38,14 @@ class Model:
     template: Template | None
     generation: dict
     load_seconds: float
+    origin: Files | str | None = None
+
+    def weights_digest(self) -> str:
+        """What tells these weights from all others, beside the config and this package's source. Reads them, unless it is known."""
+        if isinstance(self.origin, str):
+            return self.origin
+        found = self.origin.digest() if self.origin else None
+        return found or digest({jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)})
 
 
 def load(spec: str | Path, *, dtype: str | None = None, seed: int = 0) -> Model:
@@ -45,10 +57,14 @@ def load(spec: str | Path, *, dtype: str | None = None, seed: int = 0) -> Model:
     directory, config = find(spec)
     config = config if dtype is None else dataclasses.replace(config, dtype=dtype)
     if directory is None:
-        return _assemble(spec, EMBEDDED, config, lambda config: weights.random(config, seed))
+        return _assemble(spec, EMBEDDED, config, lambda: (f"random, seed {seed}", weights.random(config, seed)))
     name = spec if spec == "embedded" else directory.resolve().name
-    reader = converted.read if converted.is_converted(directory) else read_tensors
-    return _assemble(name, directory, config, lambda config: reader(directory, config))
+
+    def read():
+        files, reader = (converted.files, converted.read) if converted.is_converted(directory) else (shards, read_tensors)
+        return Files.of(directory, files(directory), keep=directory != EMBEDDED), reader(directory, config)
+
+    return _assemble(name, directory, config, read)
 
 
 def find(spec: str) -> tuple[Path | None, ModelConfig]:
@@ -66,8 +82,8 @@ def find(spec: str) -> tuple[Path | None, ModelConfig]:
     return directory, ModelConfig.from_file(directory / "config.json")
 
 
-def _assemble(name: str, directory: Path, config: ModelConfig, make_params) -> Model:
-    """The model of `make_params(config)` with the tokenizer, template and defaults of a directory; the cheap checks come first."""
+def _assemble(name: str, directory: Path, config: ModelConfig, make: Callable[[], tuple[Files | str, dict]]) -> Model:
+    """The model of the origin and weights that `make` gives, with a directory's tokenizer, template and defaults; the cheap checks come first."""
     if not config.attention_layers:  # a sequence without pages: its layout is sound, and no engine can hold it
         raise CheckpointError(f"{name}: expected at least one full-attention layer, found {config.layers} layers of linear attention")
     tokenizer = Tokenizer.from_directory(directory, () if name.startswith("random:") else config.eos)
@@ -75,8 +91,9 @@ def _assemble(name: str, directory: Path, config: ModelConfig, make_params) -> M
         raise CheckpointError(f"{directory / 'tokenizer.json'}: expected ids below vocab_size = {config.vocab}, found {tokenizer.size - 1}")
     template, generation = _template(directory, tokenizer), _generation(directory)
     start = time.perf_counter()
-    params = jax.block_until_ready(jax.device_put(make_params(config)))
-    return Model(name, config, params, tokenizer, template, generation, time.perf_counter() - start)
+    origin, params = make()
+    params = jax.block_until_ready(jax.device_put(params))
+    return Model(name, config, params, tokenizer, template, generation, time.perf_counter() - start, origin)
 
 
 def _template(directory: Path, tokenizer: Tokenizer) -> Template | None:

@@ -14,7 +14,10 @@ from qjax.model.tokenizer import Tokenizer
 
 
 class Template:
-    """A Jinja chat template over a tokenizer; runs in Jinja's sandbox, with the settings that Qwen's templates are written for."""
+    """A Jinja chat template over a tokenizer; runs in Jinja's sandbox, with the settings that Qwen's templates are written for.
+
+    `source`: its text.
+    """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
         """Raises CheckpointError for a source that is no template."""
@@ -31,7 +34,7 @@ class Template:
             self._program = environment.from_string(source)
         except jinja2.TemplateSyntaxError as e:
             raise CheckpointError(f"chat template: expected Jinja, found in line {e.lineno}: {e.message}") from e
-        self._source = source
+        self.source = source
         specials = sorted(tokenizer.special, key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, specials)) + ")") if specials else None
 
@@ -46,7 +49,7 @@ class Template:
         values = {"messages": messages, "tools": tools, **kwargs}
         take = str
         try:
-            guard = Guard(self._tokenizer.special, [self._source, *_strings(values)])
+            guard = Guard(self._tokenizer.special, [self.source, *_strings(values)])
             take = guard.take
             text = self._program.render(**guard.put(values), add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking)
         except Exception as e:  # a template can fail in any way that Python can

@@ -41,7 +41,7 @@ def engine(shared_engine, monkeypatch) -> Engine:
     shared_engine.pool = PagePool(shared_engine.layout, shared_engine.pool.pages)
     shared_engine.caches = Caches(shared_engine.pool, CacheConfig(), decode=shared_engine.model.tokenizer.decode)
     for command in (chat, demo, generate):
-        monkeypatch.setattr(command, "start", lambda model, config, console, caches: shared_engine)
+        monkeypatch.setattr(command, "start", lambda model, config, console, caches, disk=None: shared_engine)
     yield shared_engine
     shared_engine.caches.clear()
     assert shared_engine.pool.free == shared_engine.pool.pages

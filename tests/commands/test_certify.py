@@ -18,7 +18,10 @@ from qjax.commands import certify
 from qjax.config import EngineConfig
 certify.process_outcome = lambda engine: {}
 sys.executable = sys.argv[1]
-certify.run = lambda args: certify._processes(None, args.model, EngineConfig.from_flags(args), print)
+def run(args):
+    with certify._private_directory() as directory:
+        certify._processes(None, args.model, EngineConfig.from_flags(args), directory, print)
+certify.run = run
 sys.exit(qjax.cli.main(["certify", "--compile-cache", "none"]))
 """
 CHILD = """#!/bin/sh

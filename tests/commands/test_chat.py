@@ -128,7 +128,7 @@ def test_an_empty_answer_and_one_that_is_cut(engine, answers, type_in, capsys):
 
 def test_as_a_program(engine, flags):
     """Lines through a pipe: they are shown as they were typed, and the end of the file ends it."""
-    command = [sys.executable, "-m", "qjax.cli", "chat", "--max-tokens", "8", *flags]
+    command = [sys.executable, "-m", "qjax.cli", "chat", "--max-tokens", "8", "--disk-cache", "none", *flags]
     done = subprocess.run(command, input="/help\nThe deploy code is 4417.\n", capture_output=True, check=True, text=True)
     lines = done.stdout.splitlines()
     assert done.stderr == ""

@@ -144,7 +144,7 @@ def test_commands_tell_a_wrong_setting_in_one_line(command, flags, capsys):
 
 
 def test_a_line_that_is_not_ascii_does_not_end_a_chat(flags):
-    command = [sys.executable, "-m", "qjax.cli", "chat", "--max-tokens", "2", *flags]
+    command = [sys.executable, "-m", "qjax.cli", "chat", "--max-tokens", "2", "--disk-cache", "none", *flags]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, input="café\n/help\n".encode(), capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")

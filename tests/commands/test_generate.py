@@ -191,7 +191,7 @@ def test_wrong_flags_are_told_before_anything_is_loaded(monkeypatch, stdin, caps
 
 def test_as_a_program(engine, flags):
     """The real command gives what the engine in this process gives."""
-    command = [sys.executable, "-m", "qjax.cli", "generate", "--max-tokens", "12", *flags]
+    command = [sys.executable, "-m", "qjax.cli", "generate", "--max-tokens", "12", "--disk-cache", "none", *flags]
     prompt = "The worker reads the file and the "
     done = subprocess.run(command, input=prompt.encode(), capture_output=True, check=True)
     generation = engine.generate(engine.model.tokenizer.encode(prompt), sampling=Sampling(**engine.model.generation), max_tokens=12)

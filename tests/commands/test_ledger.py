@@ -147,7 +147,7 @@ def test_the_file_that_a_command_wrote(tmp_path, compile_cache, capsys):
     prompt, file = tmp_path / "prompt", tmp_path / "ledger"
     prompt.write_text("The worker reads")
     more = ["--max-tokens", "2", "--grid", "128", "--context-tokens", "256", "--compile-cache", str(compile_cache), "--ledger", str(file)]
-    subprocess.run([sys.executable, "-m", "qjax.cli", "generate", str(prompt), *more], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "qjax.cli", "generate", str(prompt), "--disk-cache", "none", *more], check=True, capture_output=True)
     assert main(["ledger", str(file), "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)["records"]
     assert (record["source"], record["why"], record["generated"], record["finish"]) == ("cold", "empty", 2, "length")

@@ -59,10 +59,10 @@ def conversation(engine):
 
 
 def test_the_probe_finds_the_level(tiny_engine):
-    assert probe(tiny_engine.forward, tiny_engine.pool) == tiny_engine.level == TOKEN
+    assert probe(tiny_engine.forward, tiny_engine.pool).level == tiny_engine.level == TOKEN
     with impure_steps(tiny_engine, GRID) as engine:
         free = engine.pool.free
-        assert probe(engine.forward, engine.pool) == GRID
+        assert probe(engine.forward, engine.pool).level == GRID
         assert engine.pool.free == free
 
 

@@ -18,7 +18,7 @@ from tests.models import prompt
 
 PAGE, ANSWER = 256, 5
 NEW = prompt(20, seed=9)
-IN_MEMORY = set(SOURCES) - {"cold", "running", "response"}  # the last two: test_parallel_caches.py, test_response.py
+IN_MEMORY = set(SOURCES) - {"cold", "running", "response", "disk", "spill"}  # test_parallel_caches.py, test_response.py, test_disk.py, test_spill.py
 NO_PARK = {"resident_park_gb": 0, "resident_pin_gb": 0}
 
 

@@ -209,8 +209,8 @@ GENERATION = of(
     ),
     (
         "a request that fails is not taken back",
-        "            if request:\n                request.fail()\n",
-        "            if request:\n                pass\n",
+        "                request.fail(error)\n",
+        "                pass\n",
         "equivalence/test_resident.py::test_a_request_that_leaves_nothing_takes_nothing",
     ),
     (

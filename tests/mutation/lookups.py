@@ -146,8 +146,8 @@ STORE = of(
     ),
     (
         "a snapshot that is not whole gives its logits",
-        "Restored(sequence, entry.logits if hit.whole else None)",
-        "Restored(sequence, entry.logits)",
+        "Restored(sequence, entry.logits if hit.whole else None, ",
+        "Restored(sequence, entry.logits, ",
         "caches/test_store_bits.py::test_a_snapshot_goes_on_as_a_cold_run_does",
     ),
     (

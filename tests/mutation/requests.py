@@ -6,8 +6,8 @@ LOOKUP = of(
     "caches/lookup.py",
     (
         "a deeper tier is taken though a higher one starts later",
-        "if hit is not None and all((hit.start, hit.whole, hit.exact) > (h.start, h.whole, h.exact) for h in hits):",
-        "if hit is not None:",
+        "if hit is None or any((hit.start, hit.whole, hit.exact) <= (h.start, h.whole, h.exact) for h in hits):",
+        "if hit is None:",
         "equivalence/test_resident.py::test_a_session_that_the_park_cannot_hold_leaves_its_head",
     ),
     (
@@ -22,6 +22,35 @@ LOOKUP = of(
         "                str(",
         "equivalence/test_given_up.py::test_nothing_is_given_up_for_a_snapshot_that_does_not_fit_all_the_same",
     ),
+    (
+        "a tainted state is stored as a head",
+        "store.may_be_head(a.length) and not a.tainted",
+        "store.may_be_head(a.length)",
+        "equivalence/test_grid.py::test_the_head_that_the_store_keeps_is_exact",
+    ),
+    ("the taint does not go to the store", "a.logits, use, a.tainted)", "a.logits, use)", "equivalence/test_grid.py::test_the_store_keeps_the_taint"),
+    (
+        "nobody waits for a head that is being read",
+        "return coming > 0 and coming > max(",
+        "return 0 > coming > max(",
+        "equivalence/test_parallel_caches.py::test_b7_four_at_once_with_one_head_read_it_once",
+    ),
+    (
+        "a request waits for what it has",
+        "coming > max((hit.start for hit in self.find(keys, tenant)), default=0)",
+        "coming > 0",
+        "equivalence/test_parallel_caches.py::test_a_next_turn_does_not_wait_for_another_that_reads_its_beginning",
+    ),
+    (
+        "a request's anchors are more than room was made for",
+        "(new // layout.grid + 5) *",
+        "(new // layout.grid - 2) *",
+        "equivalence/test_budget.py::test_the_limit_holds_at_every_moment",
+    ),
+)
+
+REQUEST = of(
+    "caches/request.py",
     (
         "the state of an answer is not tainted",
         'self.caches.level == GRID and (kind == "end" or not self.exact)',
@@ -40,13 +69,6 @@ LOOKUP = of(
         "(taken.start, taken.source, True)",
         "equivalence/test_grid.py::test_exact_means_bits_and_a_session_resume_says_so",
     ),
-    (
-        "a tainted state is stored as a head",
-        "store.may_be_head(a.length) and not a.tainted",
-        "store.may_be_head(a.length)",
-        "equivalence/test_grid.py::test_the_head_that_the_store_keeps_is_exact",
-    ),
-    ("the taint does not go to the store", "a.logits, use, a.tainted)", "a.logits, use)", "equivalence/test_grid.py::test_the_store_keeps_the_taint"),
     (
         "an anchor keeps a whole batch of logits alive",
         "None if logits is None else np.array(logits), tainted",
@@ -124,24 +146,6 @@ LOOKUP = of(
         "read_again=max(0, self._agrees - self.start)",
         "read_again=0",
         "equivalence/test_resident.py::test_an_edit_in_the_middle_resumes_below_it",
-    ),
-    (
-        "nobody waits for a head that is being read",
-        "return coming > 0 and coming > max(",
-        "return 0 > coming > max(",
-        "equivalence/test_parallel_caches.py::test_b7_four_at_once_with_one_head_read_it_once",
-    ),
-    (
-        "a request waits for what it has",
-        "coming > max((hit.start for hit in self.find(keys, tenant)), default=0)",
-        "coming > 0",
-        "equivalence/test_parallel_caches.py::test_a_next_turn_does_not_wait_for_another_that_reads_its_beginning",
-    ),
-    (
-        "a request's anchors are more than room was made for",
-        "(new // layout.grid + 5) *",
-        "(new // layout.grid - 2) *",
-        "equivalence/test_budget.py::test_the_limit_holds_at_every_moment",
     ),
 )
 
@@ -268,4 +272,4 @@ PARALLEL = of(
     ),
 )
 
-REQUEST_MUTANTS = (*LOOKUP, *RUNNING, *PARALLEL)
+REQUEST_MUTANTS = (*LOOKUP, *REQUEST, *RUNNING, *PARALLEL)

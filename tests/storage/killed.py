@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from storage import Storage, arrays
+from storage import Storage
 from storage.arrays import Leaf
 from storage.entry import META, Entry, seal
 from tests.storage.content import FINGERPRINT, content, key
@@ -50,7 +50,7 @@ def write_meta_first(self: Storage, name, tree, fields) -> Entry:
     self._place.begin(name, tree)
     entry = Entry(name, {leaf: Leaf.of(array) for leaf, array in tree.items()}, fields, time.time(), self._now())
     self._place.kv.write(f"{name}/{META}", seal(entry)).result()
-    for write in arrays.write(self._place.kv, name, tree):
+    for write in self._place.write(name, tree):
         write.result()
     return entry
 

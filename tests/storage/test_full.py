@@ -104,7 +104,7 @@ with Storage.open(sys.argv[1], FINGERPRINT) as store:
     try:
         store.put(key(1), content(1))
     except StorageError as error:
-        assert not isinstance(error, Full) and str(error) == f"{key(1)} cannot be written: File too large", error
+        assert not isinstance(error, Full) and str(error) == f"{key(1)} cannot be written: [Errno 27] File too large", error
         print("refused")
     assert set(store.entries()) == {key(0)} and reads(store, 0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -1,0 +1,261 @@
+"""The index: which anchors and sessions lie in the storage, over which pages, and which of them go first.
+
+An anchor can be used when every page below it is there. A page with no anchor over it is of no use, and goes with the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from qjax.caches.nvme.chain import Chain, at_end
+from qjax.caches.nvme.filed import ANCHOR, DISK, PAGE, SESSION, SPILL, FiledAnchor, FiledSession
+from qjax.caches.reach import Reach, reach
+from storage import Entry, Storage
+
+log = logging.getLogger(__name__)
+
+DAY = 86_400
+
+
+class Index:
+    """Any thread may call any method. What is dropped leaves the index first and the storage then: a prompt never waits for files to go."""
+
+    def __init__(self, storage: Storage, grid: int):
+        self._storage, self._grid = storage, grid
+        self._lock = threading.RLock()
+        self.anchors: dict[str, FiledAnchor] = {}
+        self.sessions: dict[str, FiledSession] = {}
+        self._pages: dict[str, tuple[int, set[str], str]] = {}  # bytes, the keys of the anchors over it, and what it was written for
+        self._by_line: dict[str, set[str]] = {}
+        self._in_use: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        for add, prefix in ((self.add_anchor, ANCHOR), (self.add_session, SESSION)):
+            for key, entry in storage.entries().items():
+                if key.startswith(prefix):
+                    self._take_in(add, entry)
+        if not storage.read_only and not storage.shared:  # in a bucket another engine may be about to write what they belong to
+            self._remove([key for key in storage.entries() if key.startswith((PAGE, ANCHOR, SESSION)) and not self.has(key)], "incomplete")
+
+    def _take_in(self, add: Callable[[Entry], None], entry: Entry) -> None:
+        try:
+            add(entry)
+        except ValueError as error:
+            log.warning("%s is not used: %s", entry.key, error)
+
+    def _remove(self, keys: Iterable[str], reason: str) -> None:
+        for key in keys:
+            self.dropped[reason] += 1
+            if not self._storage.read_only:
+                self._storage.drop(key)
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def add_anchor(self, entry: Entry) -> None:
+        """ValueError for one that lacks a page, or is not what this version writes."""
+        filed = FiledAnchor.of(entry, self._grid)
+        whole = filed.pages[: filed.length // self._grid]
+        filed.summed = filed.key != ANCHOR + at_end(filed.line, filed.tail)
+        if not filed.summed and whole and whole[-1] != PAGE + filed.line:
+            raise ValueError(f"its page {whole[-1]} is not that of its line {filed.line}")
+        pages = {key: self._storage.find(key) for key in filed.pages}
+        if missing := [key for key, page in pages.items() if page is None]:
+            raise ValueError(f"{len(missing)} of the {len(pages)} pages below it are not there")
+        with self._lock:
+            self.anchors[filed.key] = filed
+            self._by_line.setdefault(filed.line, set()).add(filed.key)
+            for key, page in pages.items():
+                self._pages.setdefault(key, (page.nbytes, set(), filed.use))[1].add(filed.key)
+
+    def add_page(self, entry: Entry, use: str) -> None:
+        """Takes a page on which an anchor is about to stand; it goes where nobody holds it any more."""
+        with self._lock:
+            if wanted := entry.key in self._in_use:
+                self._pages.setdefault(entry.key, (entry.nbytes, set(), use))
+        if not wanted:
+            self._remove([entry.key], "unused")
+
+    def add_session(self, entry: Entry) -> None:
+        """ValueError for one that has lost all its anchors, or is not what this version writes."""
+        session = FiledSession.of(entry, self._grid)
+        with self._lock:
+            if not any(key in self.anchors for key in session.anchors):
+                raise ValueError("none of its anchors is there")
+            self.sessions[session.key] = session
+
+    def has(self, key: str) -> bool:
+        with self._lock:
+            return key in self._pages or key in self.anchors or key in self.sessions
+
+    def find(self, chain: Chain, level: str) -> tuple[FiledAnchor, Reach] | None:
+        """The anchor on which a prompt starts best. chain: the prompt's."""
+        with self._lock:
+            lines = chain.lines() if self._by_line else []
+            for number in range(len(lines) - 1, -1, -1):
+                best = None
+                for key in self._by_line.get(lines[number], ()):
+                    filed = self.anchors[key]
+                    how = {"logits": filed.logits, "tainted": filed.tainted, "level": level, "grid": self._grid}
+                    found = reach(filed.length, chain.agrees(number, filed.tail), chain.keys.size, **how)
+                    if found is not None and found.start and (best is None or found > best[1]):
+                        best = filed, found
+                if best is not None:
+                    return best
+        return None
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """What has these keys, or stands on them, is not evicted until `let_go`."""
+        with self._lock:
+            self._in_use.update(keys)
+
+    def let_go(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            self._in_use -= Counter(keys)
+            alone = [key for key in dict.fromkeys(keys) if key in self._pages and not self._pages[key][1] and key not in self._in_use]
+            for key in alone:
+                del self._pages[key]
+        self._remove(alone, "unused")
+
+    def served(self, filed: FiledAnchor) -> None:
+        """Notes that a prompt started on an anchor."""
+        with self._lock:
+            filed.hits, filed.used = filed.hits + 1, self.now()
+            sessions = [s for s in self.sessions.values() if filed.key in s.anchors]
+            for session in sessions:
+                session.used = filed.used
+        for key in (filed.key, *(s.key for s in sessions)):
+            self._storage.touch(key)
+
+    def bytes(self, use: str) -> int:
+        """Of a use's anchors and of the pages below them; a page below anchors of both uses is the disk's."""
+        with self._lock:
+            anchors = sum(a.nbytes for a in self.anchors.values() if a.use == use)
+            return anchors + sum(size for size, over, of in self._pages.values() if (self._use(over) if over else of) == use)
+
+    def _use(self, over: set[str]) -> str:
+        return DISK if any(self.anchors[key].use == DISK for key in over) else SPILL
+
+    def value(self, filed: FiledAnchor, now: float) -> float:
+        """Its hits plus one, times the tokens it saves per byte it holds, halved for every day unused (the chapter's 13.7)."""
+        saves, holds = self.worth(filed)
+        return (filed.hits + 1) * saves / holds * 0.5 ** (max(0.0, now - filed.used) / DAY)
+
+    def worth(self, filed: FiledAnchor) -> tuple[int, int]:
+        """Tokens that it saves, past the next shorter anchor of its chain; and bytes that it holds, its own and of pages that no other has."""
+        with self._lock:
+            lines = (page.removeprefix(PAGE) for page in reversed(filed.pages[: filed.length // self._grid]))
+            lengths = (max((n for key in self._by_line.get(line, ()) if (n := self.anchors[key].length) < filed.length), default=0) for line in lines)
+            below = next(filter(None, lengths), 0)
+            own = filed.nbytes + sum(self._pages[page][0] for page in filed.pages if len(self._pages[page][1]) == 1)
+        return filed.length - below, max(1, own)
+
+    def evict(self, use: str, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
+        """Drops what is worth least until a use holds at most so many bytes and it is `enough`; whether that came true.
+
+        Of the spill whole sessions, by their last use. What is held stays.
+        """
+        while self.bytes(use) > limit or not enough():
+            with self._lock:
+                doomed = self._least(use, set(self._in_use))
+            if not doomed:
+                return False
+            self._remove(doomed, "budget")
+        return True
+
+    def _least(self, use: str, held: set[str]) -> list[str]:
+        """Takes what is worth least out of the index: its keys."""
+        sessions = [s for s in self.sessions.values() if held.isdisjoint(s.anchors)] if use == SPILL else []
+        if sessions:
+            return self._forget_session(min(sessions, key=lambda s: s.used))
+        anchors = [a for a in self.anchors.values() if a.use == use and a.key not in held]
+        now = self.now()
+        return self._forget(min(anchors, key=lambda a: self.value(a, now))) if anchors else []
+
+    def drop_unused(self, days: float) -> None:
+        """Drops what was not used for so many days."""
+        oldest, doomed = self.now() - days * DAY, []
+        with self._lock:
+            for session in [s for s in self.sessions.values() if s.used < oldest]:
+                doomed += self._forget_session(session)
+            stay = {key for s in self.sessions.values() for key in s.anchors}
+            for filed in [a for a in self.anchors.values() if a.used < oldest and a.key not in stay]:
+                doomed += self._forget(filed)
+        self._remove(doomed, "age")
+
+    def drop(self, filed: FiledAnchor, reason: str) -> None:
+        """Removes an anchor, and the pages that no other stands on."""
+        with self._lock:
+            doomed = self._forget(filed)
+        self._remove(doomed, reason)
+
+    def drop_session(self, session: FiledSession, reason: str) -> None:
+        """Removes a session, and the anchors that are its own."""
+        with self._lock:
+            doomed = self._forget_session(session) if session.key in self.sessions else []
+        self._remove(doomed, reason)
+
+    def drop_over(self, page: str, reason: str) -> None:
+        """Removes every anchor over a page, and so every longer page of its chain."""
+        with self._lock:
+            doomed = [key for over in sorted(self._pages.get(page, (0, ()))[1]) for key in self._forget(self.anchors[over])]
+            if self._pages.pop(page, None):  # it was held
+                doomed.append(page)
+        self._remove(doomed, reason)
+
+    def supersede(self, key: str, keys: np.ndarray) -> None:
+        """Notes a session as used now, and removes those that it, of these key ids, goes on with."""
+        self._storage.touch(key)
+        with self._lock:
+            if (new := self.sessions.get(key)) is None:
+                return
+            new.used = self.now()
+            olds = [s for s in self.sessions.values() if s is not new and s.tenant == new.tenant and s.is_begun_by(keys, new.pages, self._grid)]
+            doomed = [key for old in olds for key in self._forget_session(old)]
+        self._remove(doomed, "superseded")
+
+    def drop_all(self, use: str | None = None) -> None:
+        """Removes a use's anchors and sessions, or all."""
+        with self._lock:
+            sessions = list(self.sessions.values()) if use != DISK else []
+            doomed = [key for session in sessions for key in self._forget_session(session)]
+            for filed in [a for a in self.anchors.values() if use in (None, a.use)]:
+                doomed += self._forget(filed)
+        self._remove(doomed, "cleared")
+
+    def _forget(self, filed: FiledAnchor) -> list[str]:
+        """Takes an anchor out: the keys of what goes with it."""
+        if self.anchors.pop(filed.key, None) is None:
+            return []
+        self._by_line[filed.line].discard(filed.key)
+        if not self._by_line[filed.line]:
+            del self._by_line[filed.line]
+        for page in filed.pages:
+            self._pages[page][1].discard(filed.key)
+        alone = [page for page in reversed(filed.pages) if not self._pages[page][1] and page not in self._in_use]
+        for page in alone:
+            del self._pages[page]
+        bare = [s.key for s in self.sessions.values() if filed.key in s.anchors and self.anchors.keys().isdisjoint(s.anchors)]
+        for key in bare:  # all its states were heads of the disk's
+            del self.sessions[key]
+        return [filed.key, *alone, *bare]
+
+    def _forget_session(self, session: FiledSession) -> list[str]:
+        """Takes a session out, with the anchors that are its own: the keys of what goes."""
+        del self.sessions[session.key]
+        others = {key for s in self.sessions.values() for key in s.anchors}
+        own = [self.anchors[key] for key in session.anchors if key in self.anchors and key not in others and self.anchors[key].use == SPILL]
+        return [session.key, *(key for filed in own for key in self._forget(filed))]
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            counts = {"anchors": len(self.anchors), "pages": len(self._pages), "sessions": len(self.sessions)}
+            return (
+                counts | {f"{use}_bytes": self.bytes(use) for use in (DISK, SPILL)} | {f"dropped_{why}": n for why, n in sorted(self.dropped.items())}
+            )

@@ -1,0 +1,122 @@
+"""Restore: from the files of an anchor and of the pages below it to a sequence in the pool.
+
+Pages are read some at a time, by a thread, while those before them are copied into the pool. Before a byte of a page reaches it, the page's
+sums have been checked (by the storage) and its key ids compared with the prompt's, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from qjax.caches.nvme.filed import ANCHOR, IDS, LOGITS, OPEN, SECTIONS, TOKENS, FiledAnchor, anchor_sum
+from qjax.caches.nvme.writer import Writer
+from qjax.caches.tier import Gone, Restored, Unusable
+from qjax.pages import PagePool, PoolFull
+from qjax.state import Layout, Section, Sequence, held
+from storage import Storage, host
+
+TOGETHER = 4
+"""Pages read at once: their files are read side by side, and copying begins when the first of them are there."""
+
+
+class Damaged(Gone):
+    """An entry is not what it was. key: the entry's."""
+
+    def __init__(self, key: str, reason: str):
+        super().__init__(f"{key} {reason}")
+        self.key = key
+
+
+class Reader:
+    """Reads entries of one layout from a storage, or from what is on its way there."""
+
+    def __init__(self, storage: Storage, writer: Writer, layout: Layout):
+        self._storage, self._writer, self._layout = storage, writer, layout
+
+    def read(self, wanted: dict[str, dict[str, np.ndarray]]) -> list[Mapping[str, np.ndarray]]:
+        """The arrays of some entries: key -> memory that each is read into. Raises Damaged, or Unusable where one cannot be reached."""
+        waiting = {key: arrays for key in wanted if (arrays := self._writer.pending(key)) is not None}
+        chain = [(key, arrays) for key, arrays in wanted.items() if key not in waiting]
+        good = self._storage.get(chain)
+        if good < len(chain):
+            key = chain[good][0]
+            if self._storage.find(key) is not None:
+                raise Unusable(f"{key} cannot be read now")
+            raise Damaged(key, "is damaged or gone")
+        found = {key: {name: np.asarray(a) for name, a in arrays.items()} for key, arrays in waiting.items()} | dict(chain)
+        return [found[key] for key in wanted]
+
+    def anchor(self, filed: FiledAnchor, logits: bool) -> Mapping[str, np.ndarray]:
+        """Its sections, open inputs where it has any, and logits where they are asked for. One that is summed is read whole, and summed."""
+        parts = [(SECTIONS, self._layout.sections), (OPEN, self._layout.open if filed.open else ())]
+        wanted = {prefix + s.name: host(s.shape, held(s.dtype)) for prefix, some in parts for s in some}
+        if (logits or (filed.summed and filed.logits)) and (entry := self._storage.find(filed.key)):
+            wanted[LOGITS] = entry.leaves[LOGITS].empty()
+        arrays = self.read({filed.key: wanted})[0]
+        if filed.summed and filed.key != ANCHOR + anchor_sum(arrays, filed.pages, filed.length, filed.tainted):
+            raise Damaged(filed.key, "is not what its key says")
+        return arrays
+
+    def page(self) -> dict[str, np.ndarray]:
+        """Memory for one page."""
+        grid = self._layout.grid
+        views = {v.name: host(v.page_shape(grid), held(v.dtype)) for v in self._layout.views}
+        return views | {IDS: host((grid,), np.int64), TOKENS: host((grid,), np.int32)}
+
+    def pages(self, keys: tuple[str, ...]) -> list[Mapping[str, np.ndarray]]:
+        return self.read({key: self.page() for key in keys})
+
+
+def placed(specs: tuple[Section, ...], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, jax.Array]:
+    """Sections on the device; zeros where there are none."""
+    return {s.name: jax.device_put(arrays[prefix + s.name] if prefix + s.name in arrays else s.zeros()) for s in specs}
+
+
+def restore(
+    pool: PagePool, reader: Reader, filed: FiledAnchor, keys: np.ndarray | None, start: int, logits: bool = False
+) -> tuple[Restored, np.ndarray]:
+    """The sequence of the first `start` tokens, which the anchor serves, its pages held for the caller; and its key ids.
+
+    keys: int64, the prompt's, None to believe the files. Raises Unusable, Damaged or PoolFull, and holds nothing then.
+    """
+    grid = pool.layout.grid
+    names = filed.pages[: -(-start // grid)]
+    if pool.free < len(names):
+        raise PoolFull(f"expected {len(names)} free pages, found {pool.free}")
+    groups = [names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)]
+    pages, ids, tokens = [], [], []
+    with ThreadPoolExecutor(1, "qjax-reader") as thread:
+        coming = thread.submit(reader.pages, groups[0])
+        try:
+            arrays = reader.anchor(filed, logits)
+            for number, group in enumerate(groups):
+                found = coming.result()
+                if number + 1 < len(groups):
+                    coming = thread.submit(reader.pages, groups[number + 1])
+                for name, rows in zip(group, found, strict=True):
+                    first = len(pages) * grid
+                    n = min(grid, start - first)
+                    if keys is not None and not np.array_equal(rows[IDS][:n], keys[first : first + n]):
+                        raise Damaged(name, "has other key ids than the prompt")
+                    pages.append(pool.take())
+                    pool.write_page(pages[-1], {v.name: rows[v.name] for v in pool.layout.views}, n)
+                    ids.append(rows[IDS][:n])
+                    tokens.append(rows[TOKENS][:n])
+            jax.block_until_ready(pool.views)
+        except BaseException:
+            pool.release(pages)
+            raise
+    numbers = np.array(pages, np.int32)
+    sequence = Sequence(
+        tokens=np.concatenate(tokens),
+        pages=numbers,
+        stamps=pool.stamps[numbers],
+        length=np.int32(start),
+        sections=placed(pool.layout.sections, arrays, SECTIONS),
+        open=placed(pool.layout.open, arrays, OPEN),
+    )
+    return Restored(sequence, np.array(arrays[LOGITS]) if logits else None, uncut=start == filed.length), np.concatenate(ids)

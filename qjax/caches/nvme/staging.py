@@ -1,0 +1,121 @@
+"""Staging: what becomes of pages, anchors and sessions on their way to the writer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qjax.caches.anchors import Anchor
+from qjax.caches.nvme.chain import Chain
+from qjax.caches.nvme.filed import ANCHOR, DISK, IDS, LOGITS, OPEN, PAGE, SECTIONS, SESSION, TOKENS, FiledAnchor, anchor_sum, content_sum
+from qjax.caches.nvme.index import Index
+from qjax.caches.nvme.writer import Writer
+from qjax.caches.session import Session
+from qjax.config import TOKEN
+from qjax.pages import PagePool
+from storage import Entry
+
+
+class Staging:
+    """Keys are of the chain where equal tokens have equal bytes: at level token, and at level grid what the disk tier writes, rows of
+    prefills. What else is written at level grid, of sessions, has the sum of its bytes for a key.
+    """
+
+    def __init__(self, pool: PagePool, index: Index, writer: Writer, level: str):
+        self._pool, self._index, self._writer, self._level = pool, index, writer, level
+
+    def by_content(self, use: str) -> bool:
+        return self._level != TOKEN and use != DISK
+
+    def has(self, key: str) -> bool:
+        """Whether an entry is there, or on its way."""
+        return self._index.has(key) or self._writer.pending(key) is not None
+
+    def page(self, chain: Chain, tokens: np.ndarray, length: int, number: int, page: int, use: str, seconds: float = 0.0) -> str | None:
+        """Stages a page of a sequence of `length` tokens, unless it is there; its key, or None where there is no room after so long.
+
+        The index holds it from then on, until it is let go.
+
+        tokens: int32, the sequence's. number: of the page in it. page: in the pool, held by somebody.
+        """
+        grid = self._pool.layout.grid
+        first = number * grid
+        key = None if self.by_content(use) else chain.page(first, length)
+        if key is not None and self._holds(key):
+            return key
+        if not self._writer.has_room(self._pool.layout.page_bytes + 12 * grid, seconds):
+            return None
+        n = min(grid, length - first)
+        rows = self._pool.read_page(page, n) | {
+            IDS: _padded(chain.keys[first : first + n], np.int64, grid),
+            TOKENS: _padded(tokens[first : first + n], np.int32, grid),
+        }
+        if key is None and self._holds(key := f"{PAGE}{content_sum(rows)}"):
+            return key
+
+        def done(entry: Entry | None) -> None:
+            if entry is not None:
+                self._index.add_page(entry, use)
+
+        self._index.hold([key])
+        self._writer.put(key, rows, {"rows": n}, use, done=done)
+        return key
+
+    def _holds(self, key: str) -> bool:
+        """Holds a page that is there, or on its way; False for one that is neither."""
+        self._index.hold([key])
+        if there := self.has(key):
+            return there
+        self._index.let_go([key])
+        return False
+
+    def let_go(self, pages: list[str]) -> None:
+        """Pages that were staged: an anchor stands on them now, or none will."""
+        self._index.let_go(pages)
+
+    def anchor(self, chain: Chain, anchor: Anchor, pages: list[str], use: str, seconds: float = 0.0) -> str | None:
+        """Stages an anchor over pages that were staged, unless it is there; its key, or None where there is no room after so long."""
+        sequence, length = anchor.sequence, anchor.length
+        arrays = {SECTIONS + name: a for name, a in sequence.sections.items()}
+        if length > anchor.line:
+            arrays |= {OPEN + name: a for name, a in sequence.open.items()}
+        if anchor.logits is not None:
+            arrays[LOGITS] = anchor.logits
+        name = anchor_sum(arrays, pages, length, anchor.tainted) if self.by_content(use) else chain.at(length)
+        key, rest = f"{ANCHOR}{name}", length % self._pool.layout.grid
+        if self.has(key):
+            return key
+        if not self._writer.has_room(sum(a.nbytes for a in arrays.values()), seconds):
+            return None
+        line, tail = chain.line(length // self._pool.layout.grid), chain.keys[length - rest : length]
+        fields = FiledAnchor.fields(anchor.kind, length, line, tail, pages, anchor.tainted, use)
+        self._index.hold(held := [key, *pages])
+
+        def done(entry: Entry | None) -> None:
+            try:
+                if entry is not None:
+                    self._index.add_anchor(entry)
+            finally:
+                self._index.let_go(held)
+
+        self._writer.put(key, arrays, fields, use, pages, done)
+        return key
+
+    def session(self, chain: Chain, session: Session, pages: list[str], anchors: list[str], use: str) -> None:
+        """Stages the record of a session over anchors that were staged."""
+        length, resident, grid = session.length, session.role == "resident", self._pool.layout.grid
+        fields = {"tenant": session.tenant, "length": length, "history": session.history, "turns": session.turns, "resident": resident}
+        fields |= {"tail": chain.keys[length - length % grid : length].tolist(), "pages": pages, "anchors": anchors}
+        key = f"{SESSION}{content_sum({}, f'{pages} {anchors} {session.history} {resident}')}"
+
+        def done(entry: Entry | None) -> None:
+            if entry is not None:
+                self._index.add_session(entry)
+                self._index.supersede(entry.key, chain.keys)
+
+        self._writer.put(key, {}, fields, use, anchors, done)
+
+
+def _padded(values: np.ndarray, dtype, size: int) -> np.ndarray:
+    padded = np.zeros(size, dtype)
+    padded[: values.size] = values
+    return padded

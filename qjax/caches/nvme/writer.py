@@ -1,0 +1,112 @@
+"""The writer: entries on their way to the storage. What waits is bounded in bytes, found by whoever looks for it, and holds nobody up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from storage import Entry, Storage, StorageError
+
+log = logging.getLogger(__name__)
+
+THREADS = 2
+"""Entries written at once: one thread alone leaves the disk idle while it takes sums and syncs."""
+
+
+class Skipped(Exception):
+    """An entry was not written because one that it stands on was not."""
+
+
+class Writer:
+    """Its owner hands entries over; any thread may ask what is pending."""
+
+    def __init__(self, storage: Storage, limit: int, make_room: Callable[[int, str], bool]):
+        """limit: bytes that may wait. make_room: asked in a writing thread before so many bytes of a use are written; False leaves them out."""
+        self._storage, self.limit, self._make_room = storage, limit, make_room
+        self._threads = ThreadPoolExecutor(THREADS, "qjax-writer")
+        self._changed = threading.Condition()
+        self._pending: dict[str, tuple[Mapping, dict, int, Future]] = {}
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def staged(self) -> int:
+        """Bytes that wait or are being written."""
+        with self._changed:
+            return sum(nbytes for *_, nbytes, _ in self._pending.values())
+
+    def has_room(self, nbytes: int, seconds: float = 0.0) -> bool:
+        """Whether so many bytes more may be staged, at the latest after so long. More than the limit may where nothing waits."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while self._pending and sum(one[2] for one in self._pending.values()) + nbytes > self.limit:
+                if (left := end - time.monotonic()) <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def put(
+        self, key: str, arrays: Mapping, fields: dict, use: str, after: Iterable[str] = (), done: Callable[[Entry | None], None] = lambda _: None
+    ):
+        """Takes an entry over, whose arrays nobody changes any more; jax arrays are fetched by the thread that writes them.
+
+        after: keys without which it is not written; those of them that are pending are written before. done: called in that thread at the
+        end, with the entry where it is there.
+        """
+        after = list(after)
+        with self._changed:
+            before = [self._pending[one][3] for one in after if one in self._pending]
+            nbytes = sum(a.nbytes for a in arrays.values())
+            # threads take entries in this order, so that whatever one waits for was begun before it
+            future = self._threads.submit(self._write, key, arrays, fields, use, before, after, nbytes, done)
+            self._pending[key] = arrays, fields, nbytes, future
+
+    def _write(self, key, arrays: Mapping, fields: dict, use: str, before: list[Future], after: list[str], nbytes: int, done) -> None:
+        entry = None
+        try:
+            for one in before:
+                one.result()
+            if missing := next((one for one in after if self._storage.find(one) is None), None):
+                raise Skipped(f"{key} was not written: {missing}, on which it stands, is not there")
+            if not self._make_room(nbytes, use):
+                raise Skipped(f"{key} was not written: no room for {nbytes:,} bytes")
+            entry = self._storage.put(key, {name: np.asarray(a) for name, a in arrays.items()}, **fields)
+            self.counts.update(written=1, written_bytes=nbytes)
+        except Skipped as reason:
+            self.counts["skipped"] += 1
+            log.info("%s", reason)
+        except (StorageError, ValueError) as error:
+            self.counts["failed"] += 1
+            log.warning("%s", error)
+        finally:
+            try:
+                done(entry)
+            except ValueError as error:
+                log.warning("%s was written and is not used: %s", key, error)
+            finally:
+                with self._changed:
+                    self._pending.pop(key, None)
+                    self._changed.notify_all()
+
+    def pending(self, key: str) -> Mapping | None:
+        """The arrays of an entry that is not written yet."""
+        with self._changed:
+            found = self._pending.get(key)
+        return None if found is None else found[0]
+
+    def drain(self) -> None:
+        """Waits until nothing is pending."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+
+    def close(self) -> None:
+        """Writes what is pending, and ends the threads."""
+        self._threads.shutdown(wait=True)
+
+    def stats(self) -> dict[str, int]:
+        return {"staged_bytes": self.staged, **{name: self.counts[name] for name in ("written", "written_bytes", "skipped", "failed")}}

@@ -1,0 +1,87 @@
+"""The demo's last step: the program stops, and another process goes on with the conversation from what it wrote."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from qjax.commands import demo_conversation as talk
+from qjax.commands.console import Interrupt, say, start
+from qjax.commands.conversation import Conversation
+from qjax.commands.demo_stage import Stage, Step
+from qjax.config import CacheConfig, DiskConfig, EngineConfig
+
+MESSAGES, TOLD, STATE = "messages.json", "told.json", "state.npz"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the other process tells of its turn; as of a Turn."""
+
+    prompt: np.ndarray
+    source: str
+    read: int
+    read_again: int
+    first_token_seconds: float
+    content: str
+
+
+def disk_config(directory: str) -> DiskConfig:
+    """Of a directory of the demo's own, for as long as it runs."""
+    return DiskConfig(disk_cache=str(Path(directory) / "states"), disk_free_gb=0)
+
+
+def restart(stage: Stage, agent: Conversation, directory: str, config: EngineConfig, caches: CacheConfig) -> None:
+    """Stops the engine's caches as at the end of a program, and has another process answer the next question."""
+    number, what, question = len(stage.steps) + 1, "after a restart", [talk.asked(talk.AFTER)]
+    say(stage.console, f"\n{number} {what}", "bold")
+    nvme, begin = stage.engine.caches.nvme, time.perf_counter()
+    stage.engine.close()
+    wrote = nvme.stats()["written_bytes"]
+    say(
+        stage.console,
+        f"        the program stops: {wrote / 2**20:,.0f} MiB on NVMe after {time.perf_counter() - begin:.2f} s; a new process starts",
+        "dim",
+    )
+    (Path(directory) / MESSAGES).write_text(json.dumps([*agent.messages, *question]))
+    in_new_process(directory, config, caches)
+    told = json.loads((Path(directory) / TOLD).read_text())
+    with np.load(Path(directory) / STATE) as found:
+        state = dict(found)
+    turn = Heard(state.pop("prompt"), *(told[name] for name in ("source", "read", "read_again", "first_token_seconds", "content")))
+    say(stage.console, f"{'user':<8}{question[0]['content']}")
+    say(stage.console, f"{'agent':<8}{turn.content.strip()}")
+    found = f"{turn.read:,} of {turn.prompt.size:,} prompt tokens read, {turn.read_again:,} of them again"
+    say(stage.console, f"        {turn.source}: {found}; the first token after {turn.first_token_seconds:.3f} s", "dim")
+    stage.steps.append(Step(what, "spill", turn, turn.content.strip() == talk.answered(talk.AFTER), told["why"], state))
+
+
+def in_new_process(directory: str, config: EngineConfig, caches: CacheConfig) -> None:
+    """ValueError where it does not end well."""
+    command = [sys.executable, "-m", "qjax.cli", "demo", "--restarted", directory, *config.flags(), *caches.flags()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"the process after the restart ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def restarted(args: argparse.Namespace) -> int:
+    """What the other process does: one turn, told in files."""
+    directory, console = args.restarted, Console(quiet=True)
+    engine = start("embedded", EngineConfig.from_flags(args), console, CacheConfig.from_flags(args), disk_config(directory))
+    with Interrupt() as interrupt:
+        stage = Stage(console, engine, interrupt)
+        conversation = stage.conversation()
+        *before, question = json.loads((Path(directory) / MESSAGES).read_text())
+        conversation.messages = before
+        turn = stage.step("after a restart", "spill", conversation, [question], talk.AFTER)
+        step = stage.steps[-1]
+    told = {name: getattr(turn, name) for name in ("source", "read", "read_again", "first_token_seconds", "content")}
+    (Path(directory) / TOLD).write_text(json.dumps(told | {"why": step.why}))
+    np.savez(Path(directory) / STATE, prompt=turn.prompt, **{name: np.asarray(a) for name, a in step.warm.items()})
+    return 0
