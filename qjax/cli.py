@@ -125,6 +125,18 @@ def _bench(parser):
         _engine(one, caches=name == "resume")
     _replay(kinds)
     _storage(kinds)
+    _restart(kinds)
+
+
+def _restart(kinds):
+    what = "time to the first token of a conversation after a restart, from its files, and what writing them costs a cold prompt"
+    one = kinds.add_parser("restart", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    one.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
+    one.add_argument("--json", action="store_true", help="print one JSON object")
+    one.add_argument("--tokens", metavar="N", type=_positive, default=32768, help="length of the prompt (default 32768)")
+    one.add_argument("--rounds", metavar="N", type=_positive, default=5, help="cold prompts with the tier and without it (default 5)")
+    one.add_argument("--restarted", metavar="DIR", help=argparse.SUPPRESS)  # what the command starts of itself
+    _engine(one, caches=True)
 
 
 def _storage(kinds):
@@ -271,7 +283,7 @@ COMMANDS = {
         ["qjax convert ~/models/Qwen3.5-0.8B ~/models/Qwen3.5-0.8B-qjax"],
     ),
     "bench": (
-        "measures the engine by length, its rates as shares of what this machine can do, what a resume saves, a trace would reuse, and the disk gives",
+        "measures the engine by length, its rates as shares of what this machine can do, what a resume, a restart and a trace save, the disk",
         _bench,
         [
             "qjax bench engine",

@@ -6,6 +6,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class Generation:
         self.prompt_tokens, self.start = prompt.size, 0
         self.prefill_seconds = self.first_token_seconds = self.decode_seconds = 0.0
         self._steps: weakref.ref | None = None
+        self._theirs = False  # an error came out of the caller's own function
 
     def __iter__(self) -> Iterator[Token]:
         with contextlib.closing(self.steps()) as steps:
@@ -132,11 +134,11 @@ class Generation:
             if isinstance(error, Exception):
                 self.finish = "failed"
             if request:
-                request.fail(error)
+                request.fail(None if self._theirs else error)
             raise
         slot, self.start, self.prefill_seconds = done.slot, done.start, time.perf_counter() - begin
         at, logits = slot.length, done.logits
-        stream = tokenizer.stream()
+        stream, failed = tokenizer.stream(), None
         try:
             while True:
                 history = np.array(slot.tokens if self._sampling.penalizes else [], np.int32)
@@ -150,7 +152,7 @@ class Generation:
                 if stopped or len(self.tokens) == self._max_tokens:
                     self.finish = "stop" if stopped else "length"
                     break
-                if self._cancel and self._cancel():
+                if self._cancel and self._ask(self._cancel):
                     break
                 if not engine.make_room(slot):
                     yield Full(slot)
@@ -163,8 +165,8 @@ class Generation:
             self.finish = "stop" if stopped else self.finish
             if rest.text:
                 yield rest
-        except Exception:
-            self.finish = "failed"
+        except Exception as error:
+            self.finish, failed = "failed", error
             raise
         finally:
             self.decode_seconds = time.perf_counter() - begin - self.prefill_seconds
@@ -178,7 +180,19 @@ class Generation:
                     raise
                 finally:
                     slot.close()
-                self._settle(request, last)
+                if request and failed and at == self.start:  # nothing was forwarded but what the caches gave
+                    self._timed(request.record)
+                    request.fail(None if self._theirs else failed)
+                else:
+                    self._settle(request, last)
+
+    def _ask(self, function, *arguments):
+        """A function of the caller's, whose errors say nothing about the state that the request started on."""
+        try:
+            return function(*arguments)
+        except BaseException:
+            self._theirs = True
+            raise
 
     def again(self) -> None:
         """Gives up what was read of the prompt, before the first token, so that it can be run from the beginning: others need its pages."""
@@ -227,7 +241,11 @@ class Generation:
         """The prompt's forwards; returns Prefilled. Closed between two of them it raises Cancelled, as where it is asked to."""
         closed = False
         forwards = self._engine.prompt_steps(
-            self._prompt, self._from, request=request, progress=self._progress, cancel=lambda: closed or bool(self._cancel and self._cancel())
+            self._prompt,
+            self._from,
+            request=request,
+            progress=self._progress and partial(self._ask, self._progress),
+            cancel=lambda: closed or bool(self._cancel and self._ask(self._cancel)),
         )
         with contextlib.closing(forwards):
             while True:

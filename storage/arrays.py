@@ -71,7 +71,7 @@ def host(shape: tuple[int, ...], dtype) -> np.ndarray:
     """
     dtype = np.dtype(dtype)
     nbytes = prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, max(nbytes, 1))
+    pages = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # huge ones may be off for memory that is shared
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)

@@ -6,6 +6,7 @@ over, or what has lost a part, another finds by the sums.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -18,10 +19,14 @@ from storage.fingerprint import FIELDS, Fingerprint
 
 RETRIES = {"max_retries": 3, "initial_delay": "100ms", "max_delay": "1s"}
 """TensorStore's own 32 of up to 32 s would hold a request for many minutes that a prefill serves in one."""
+SILENCE = {"CONNECT_TIMEOUT_SECONDS": "5", "LOW_SPEED_TIME_SECONDS": "5", "LOW_SPEED_LIMIT_BYTES": "1"}
+"""When a server that says nothing is given up; TensorStore would wait for it without end, and takes this from the environment alone."""
 
 
 def connected(url: str, options: Mapping, below: str = "") -> ts.KvStore:
     """What lies below a path of an object store. ValueError."""
+    for name, value in SILENCE.items():
+        os.environ.setdefault(f"TENSORSTORE_CURL_{name}", value)
     spec = ts.KvStore.Spec(f"{url.rstrip('/')}/").to_json()
     spec |= {"path": f"{spec.get('path', '')}{below}", **options}
     return ts.KvStore.open(spec, context=ts.Context({"s3_request_retries": RETRIES, "gcs_request_retries": RETRIES})).result()

@@ -150,8 +150,10 @@ class Directory:
 
     def remove(self, key: str) -> None:
         """The entry is durably gone before its bytes are; what a crash leaves of it has no `meta`. OSError."""
-        self._hold()
         path = self.path / key
+        if not os.path.lexists(path):
+            return
+        self._hold()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             (path / META).unlink()
             direct.sync(path)

@@ -40,6 +40,7 @@ class Storage(contextlib.AbstractContextManager):
         self._index: dict[str, Entry] = {}
         self._lock, self._clock = threading.Lock(), 0.0  # the lock is over the index, the clock and the counts
         self._counts, self._damaged = Counter(), Counter()
+        self._refused: set[str] = set()  # damaged ones that stay, because this is read-only
         self.damaged: dict[str, str] = {}  # what was wrong with entries that were found damaged, by key
         self._turns = Turns()
         self._list()
@@ -129,7 +130,7 @@ class Storage(contextlib.AbstractContextManager):
             self._place.touch(key, now)
         except BaseException as error:
             _settle(writes)
-            self._remove(key)
+            self._remove(key, logging.INFO)  # what has no `meta` is no entry
             if isinstance(error, OSError | ValueError):
                 raise failure(error, f"{key} cannot be written") from error
             raise
@@ -188,8 +189,10 @@ class Storage(contextlib.AbstractContextManager):
             self.damaged[key] = reason
             if not keep:
                 self._index.pop(key, None)
+                if self.read_only:
+                    self._refused.add(key)
         stays = keep or self.read_only
-        log.warning("entry %s cannot be used%s: %s", key, "" if stays else " and is removed", reason)
+        log.log(logging.INFO if keep else logging.WARNING, "entry %s cannot be used%s: %s", key, "" if stays else " and is removed", reason)
         if not stays:
             with self._turns.of(key):
                 if not self._known(key) and self._process is not None:
@@ -198,7 +201,7 @@ class Storage(contextlib.AbstractContextManager):
     def find(self, key: str) -> Entry | None:
         """The entry, if it is there. Asks the index alone, unless others may write: then also what they have written, at a read of `meta`."""
         self._check()
-        if (entry := self._known(key)) or not self._place.shared:
+        if (entry := self._known(key)) or not self._place.shared or key in self._refused:
             return entry
         try:
             sealed = self._place.meta(key)
@@ -251,11 +254,11 @@ class Storage(contextlib.AbstractContextManager):
             self._remove(key)
         return True
 
-    def _remove(self, key: str) -> None:
+    def _remove(self, key: str, level: int = logging.WARNING) -> None:
         try:
             self._place.remove(key)
         except (OSError, ValueError) as error:  # at the next start it is there again, or is removed
-            log.warning("entry %s cannot be removed: %s", key, error)
+            log.log(level, "entry %s cannot be removed: %s", key, error)
 
     def stats(self) -> dict:
         """entries, nbytes: what the index holds. free: bytes the file system has left (None: unknown). put, got, dropped, put_nbytes,

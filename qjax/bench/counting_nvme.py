@@ -105,7 +105,7 @@ class LruIndex(CountingIndex):
 
     def bytes(self, use: str) -> int:
         with self._lock:
-            return sum(a.nbytes for a in self.anchors.values()) + sum(size for size, *_ in self._pages.values())
+            return self._bytes.total()
 
     def _least(self, use: str, held: set[str]) -> list[str]:
         sessions = [s for s in self.sessions.values() if held.isdisjoint(s.anchors)]

@@ -52,9 +52,9 @@ class Filed:
     def nbytes(self) -> int:
         return len(self.pages) * self.page_bytes + self.anchor_bytes
 
-    def files(self, key: str = "*") -> list[Path]:
-        """Those of the arrays of an entry, or of all."""
-        return sorted(path for path in self.root.glob(f"*/{key}/*/*") if path.is_file())
+    def files(self) -> list[Path]:
+        """Those of the arrays."""
+        return sorted(path for path in self.root.glob("*/*/*/*") if path.is_file())
 
     def write(self) -> None:
         """Returns when all of it is durable; ValueError where it is not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import resource
 import shutil
@@ -19,7 +20,6 @@ from statistics import median
 
 from qjax.bench.filed import Filed
 from qjax.bench.raw import Raw, forget, sync
-from qjax.caches.nvme.filed import ANCHOR
 from qjax.interrupts import deferred
 from qjax.model.config import ModelConfig
 from qjax.model.qwen3_5 import layout
@@ -34,6 +34,10 @@ NUMBERS = 12
 SPARE = 2**30
 """Bytes that are left free."""
 MEMORY = ("ramfs", "tmpfs")
+
+
+Step = tuple[Callable[[], None], Callable[[], None]]
+"""What is done before, at no cost, and what is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +62,11 @@ class Pairs:
     raw: list[Cost] = dataclasses.field(default_factory=list)
     ours: list[Cost] = dataclasses.field(default_factory=list)
 
-    def measure(self, rounds: int, raw: Callable[[], None], ours: Callable[[], None], before: Callable[[], None], told: Callable[[int], None]):
-        """before: what is done before each of them, at no cost."""
+    def measure(self, rounds: int, raw: Step, ours: Step, told: Callable[[int], None]) -> Pairs:
         for number in range(rounds):
             told(number + 1)
             both = (raw, self.raw), (ours, self.ours)
-            for run, costs in both if number % 2 == 0 else both[::-1]:
+            for (before, run), costs in both if number % 2 == 0 else both[::-1]:
                 before()
                 costs.append(Cost.of(run))
         return self
@@ -105,7 +108,7 @@ def measure(directory: Path, pages: int, rounds: int, progress: Callable[[str], 
     """
     of = sizes()
     page, anchor = of.page_bytes + NUMBERS * of.grid, of.section_bytes + of.open_bytes
-    with private(directory, needed(of, pages)) as root, contextlib.closing(Raw(page + anchor)) as raw:
+    with private(directory, needed(of, pages)) as root, contextlib.closing(Raw(max(page, anchor))) as raw:
         bench = Bench(root, raw, rounds, progress)
         writes, reads, share = bench.chain(dataclasses.replace(of, sections=(), open=()), pages * of.grid)
         restores = [bench.whole(of, tokens) for tokens in RESTORES]
@@ -136,69 +139,72 @@ class Bench:
         self._plain = root / "raw"
         self._plain.mkdir()
 
-    def _pairs(self, nbytes: int, what: str, raw: Callable[[], None], ours: Callable[[], None], before: Callable[[], None]) -> Pairs:
-        return Pairs(nbytes).measure(self._rounds, raw, ours, before, lambda n: self._progress(f"{what}, round {n} of {self._rounds}"))
+    def _pairs(self, nbytes: int, what: str, raw: Step, ours: Step) -> Pairs:
+        return Pairs(nbytes).measure(self._rounds, raw, ours, lambda n: self._progress(f"{what}, round {n} of {self._rounds}"))
 
-    def _write_raw(self, sizes: list[int]) -> None:
-        for number, nbytes in enumerate(sizes):
-            self._raw.write(self._plain / str(number), nbytes)
+    def _writes(self, what: str, sizes: list[int], drop: Callable[[], None], write: Callable[[], None]) -> Pairs:
+        """Files of such sizes, raw, and what is to be as many bytes. Those of the last round stay."""
 
-    def _emptied(self, drop: Callable[[], None]) -> Callable[[], None]:
-        def empty() -> None:
-            drop()
+        def settled(remove: Callable[[], None]) -> Callable[[], None]:
+            def remove_and_settle() -> None:
+                remove()
+                sync(self._root)  # or whoever writes next would pay for the blocks that are given back
+
+            return remove_and_settle
+
+        def remove() -> None:
             for path in self._plain.iterdir():
                 path.unlink()
-            sync(self._root)  # or whoever writes next would pay for the blocks that are given back
 
-        return empty
+        def write_raw() -> None:
+            for number, nbytes in enumerate(sizes):
+                self._raw.write(self._plain / str(number), nbytes)
+
+        return self._pairs(sum(sizes), f"writing {what}", (settled(remove), write_raw), (settled(drop), write))
+
+    def _reads(self, what: str, nbytes: int, files: list[Path], read: Callable[[], None]) -> Pairs:
+        forgotten = functools.partial(forget, self._root)
+        return self._pairs(nbytes, what, (forgotten, lambda: self._raw.read(files)), (forgotten, read))
+
+    def _restores(self, filed: Filed, files: list[Path]) -> tuple[Pairs, float]:
+        """And the share of them that sums took."""
+        filed.check()
+        before = filed.storage.stats()["verify_s"]
+        pairs = self._reads(f"restoring {filed.tokens:,} tokens", filed.nbytes, files, filed.restore)
+        return pairs, (filed.storage.stats()["verify_s"] - before) / sum(cost.seconds for cost in pairs.ours)
 
     @contextlib.contextmanager
     def _filed(self, of: Layout, tokens: int) -> Iterator[Filed]:
         self._progress(f"making random rows of {tokens:,} tokens")
         with contextlib.closing(Filed(self._root / "filed", of, tokens)) as filed:
             yield filed
-        shutil.rmtree(self._root / "filed")
+        for directory in (self._root / "filed", self._plain):
+            shutil.rmtree(directory)
+        self._plain.mkdir()
 
     def chain(self, of: Layout, tokens: int) -> tuple[Pairs, Pairs, float]:
-        """Pages alone: writes, reads, and the share of these that went into sums."""
+        """Pages: writes, reads, and what sums took of these."""
         with self._filed(of, tokens) as filed:
-            sizes, what = [filed.page_bytes] * len(filed.pages), f"{len(filed.pages)} pages"
-            writes = self._pairs(filed.nbytes, f"writing {what}", lambda: self._write_raw(sizes), filed.write, self._emptied(filed.drop))
-            self._emptied(filed.drop)()
-            self._write_raw(sizes)
-            filed.write()
-            paths = list(self._plain.iterdir())
-            reads, share = self._restores(filed, f"restoring {what}", paths)
-            self._emptied(filed.drop)()
+            writes = self._writes(f"{len(filed.pages)} pages", [filed.page_bytes] * len(filed.pages), filed.drop, filed.write)
+            reads, share = self._restores(filed, list(self._plain.iterdir()))
         return writes, reads, share
-
-    def _restores(self, filed: Filed, what: str, paths: list[Path]) -> tuple[Pairs, float]:
-        filed.check()
-        before = filed.storage.stats()["verify_s"]
-        pairs = self._pairs(filed.nbytes, what, lambda: self._raw.read(paths), filed.restore, lambda: forget(self._root))
-        return pairs, (filed.storage.stats()["verify_s"] - before) / sum(cost.seconds for cost in pairs.ours)
 
     def whole(self, of: Layout, tokens: int) -> dict:
         """Pages and an anchor; raw reads the same files."""
         with self._filed(of, tokens) as filed:
             self._progress(f"writing {tokens:,} tokens")
             written = Cost.of(filed.write)
-            pairs, share = self._restores(filed, f"restoring {tokens:,} tokens", filed.files())
+            pairs, share = self._restores(filed, filed.files())
+        sizes = {"tokens": tokens, "pages": len(filed.pages), "bytes": filed.nbytes, "write_seconds": written.seconds}
         seconds = {"seconds": median(cost.seconds for cost in pairs.ours), "raw_seconds": median(cost.seconds for cost in pairs.raw)}
-        sizes = {"tokens": tokens, "pages": len(filed.pages), "bytes": filed.nbytes}
-        ratios = {"ratio": pairs.ratio, "ratios": pairs.ratios, "cpu_s_per_gb": pairs.as_json()["ours"]["cpu_s_per_gb"]}
-        return sizes | seconds | ratios | {"verify_share": share, "write_seconds": written.seconds}
+        return sizes | seconds | pairs.as_json() | {"verify_share": share}
 
     def anchor(self, of: Layout) -> dict:
         """An anchor alone."""
         with self._filed(of, of.grid) as filed:
             filed.write()
-            nbytes, write = filed.anchor_bytes, lambda: self._write_raw([filed.anchor_bytes])
-            writes = self._pairs(nbytes, "writing an anchor", write, filed.write_anchor, self._emptied(filed.drop_anchor))
-            self._emptied(filed.drop_anchor)()
-            filed.write_anchor()
-            files = filed.files(ANCHOR)
-            reads = self._pairs(nbytes, "reading an anchor", lambda: self._raw.read(files), filed.read_anchor, lambda: forget(self._root))
+            writes = self._writes("an anchor", [filed.anchor_bytes], filed.drop_anchor, filed.write_anchor)
+            reads = self._reads("reading an anchor", filed.anchor_bytes, list(self._plain.iterdir()), filed.read_anchor)
         return {"write": writes.as_json(), "read": reads.as_json()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -117,7 +118,9 @@ class Caches:
             pages = -(-hit.start // self.pool.layout.grid)
             if (most := self.pool.free + self.resident.freeable) < pages:
                 raise Unusable(f"expected {pages} pages that nobody else holds, found {most}")  # and nothing is given up for it
-            self.make_room(lambda: self.pool.free >= pages)
+            with self.nvme.held(hit) if hit.tier is self.nvme else contextlib.nullcontext():  # else what makes way may be written in its place
+                self.make_room(lambda: self.pool.free >= pages)
+                return hit.tier.take(hit)
         return hit.tier.take(hit)
 
     def anchor_bytes(self, new: int) -> int:
@@ -140,10 +143,15 @@ class Caches:
     def close(self) -> None:
         """A planned stop: the resident and the parked sessions are written to NVMe, and what waits to be written.
 
-        Not those below a grid line, which one forward reads again.
+        Not those below a grid line, which one forward reads again. An interrupt leaves out what was not begun.
         """
-        if self.nvme:
+        if self.nvme is None or self.nvme.closed:
+            return
+        try:
             for session in self.resident.sessions:
                 if session.role in ("resident", "parked") and session.length >= self.pool.layout.grid:
                     self.nvme.spill(session, STOP)
             self.nvme.close()
+        except BaseException:
+            self.nvme.abandon()
+            raise

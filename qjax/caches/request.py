@@ -14,6 +14,7 @@ from qjax.caches.session import Session
 from qjax.caches.tier import Gone, Hit, Restored, Tier, Unusable
 from qjax.config import GRID, TOKEN
 from qjax.ledger import Record, Why
+from qjax.pages import PoolFull
 from qjax.state import BLOCK, Sequence
 
 if TYPE_CHECKING:
@@ -54,13 +55,24 @@ class Request:
         failed: list[str] = []
         while hits := [hit for hit in self.caches.find(self.keys, self.tenant) if hit.tier not in passed]:
             try:
-                self.restored = self.caches.take(hits[0])
+                self.restored = self._restore(hits[0])
                 return hits[0], failed
             except Unusable as e:
                 failed.append(f"{hits[0].tier.name}: {e}")
                 if not isinstance(e, Gone):
                     passed.append(hits[0].tier)
         return None, failed
+
+    def _restore(self, hit: Hit) -> Restored:
+        """Raises Unusable, also where the tokens are not the prompt's though the key ids are."""
+        restored = self.caches.take(hit)
+        if np.array_equal(restored.sequence.tokens, self._tokens[: hit.start]):
+            return restored
+        self.caches.pool.release(restored.sequence.pages)
+        if hit.tier is not self.caches.nvme:
+            raise Unusable("it has other tokens than the prompt")
+        self.caches.nvme.failed(hit)
+        raise Gone("it has other tokens than the prompt")
 
     def _prepare(self, taken: Hit | None, failed: list[str], nearest: Session | None, lines: dict[str, int | None], begin: float) -> None:
         """Makes way for what will be run, from the hit that was taken. lines: those that the caller named."""
@@ -180,7 +192,7 @@ class Request:
         error: what it broke off with, where it may come of the state on which it started.
         """
         self._give_up()
-        if isinstance(error, Exception) and self._hit and self._hit.tier is self.caches.nvme:
+        if isinstance(error, Exception) and not isinstance(error, PoolFull) and self._hit and self._hit.tier is self.caches.nvme:
             self.caches.nvme.failed(self._hit)
         self.caches.running.remove(self)
         self.caches.resident.give_back(self._plan)

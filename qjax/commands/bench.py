@@ -14,6 +14,7 @@ from qjax.bench.engine import measure
 from qjax.bench.replay import replay
 from qjax.bench.trace import read, write
 from qjax.bench.traffic import named
+from qjax.commands import bench_restart
 from qjax.config import MOST_GB, CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
@@ -21,6 +22,8 @@ from storage import StorageError
 
 
 def run(args) -> int:
+    if args.what == "restart":
+        return bench_restart.run(args)
     if args.what in ("replay", "storage"):
         return run_replay(args) if args.what == "replay" else run_storage(args)
     config = EngineConfig.from_flags(args)
@@ -157,7 +160,7 @@ def show_storage(found: dict, console: Console) -> None:
     table.add_section()
     for row in found["restores"]:
         seconds = (f"{row[name]:.2f} s" for name in ("raw_seconds", "seconds"))
-        table.add_row(f"restore {row['tokens']:,} tokens", *seconds, *_spread(row), f"{row['cpu_s_per_gb']:.2f}")
+        table.add_row(f"restore {row['tokens']:,} tokens", *seconds, *_spread(row), f"{row['ours']['cpu_s_per_gb']:.2f}")
     console.print(table)
     console.print(f"sums are checked in {found['verify_share']:.1%} of a restore's time; raw is O_DIRECT, which looks at nothing", highlight=False)
 

@@ -86,13 +86,13 @@ class Checking:
         self._bar.start()
 
     @property
-    def rate(self) -> str:
-        return f"{size(self.done / max(time.perf_counter() - self._begin, 1e-9))}/s"
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self._begin, 1e-9)
 
     def __call__(self, nbytes: int) -> None:
         quarter = 4 * self.done // max(self._total, 1)
         self.done += nbytes
-        text = f"{size(self.done)} of {size(self._total)}, {self.rate}"
+        text = f"{size(self.done)} of {size(self._total)}, {size(self.done / self.seconds)}/s"
         self._bar.update(self._task, completed=self.done, text=text)
         if not self._console.is_terminal and 4 * self.done // max(self._total, 1) > quarter:
             say(self._console, f"  read {text}")
@@ -105,10 +105,10 @@ def check(contents: Contents, progress: Callable[[int], None]) -> dict[str, str]
     """Reads every entry: key -> what is wrong, of those that are damaged. One that an engine removes meanwhile is not."""
     storage, bad = contents.storage, dict(contents.storage.damaged)
     for key, entry in contents.storage.entries().items():
-        if not storage.get([(key, entry.empty())]) and (not storage.read_only or storage.find(key) is not None):
+        if not storage.get([(key, entry.empty())]):
             bad[key] = storage.damaged.get(key, "it was removed")
         progress(entry.nbytes)
-    return bad
+    return {key: bad[key] for key in contents.stay(bad)} if bad and storage.read_only else bad
 
 
 def checked(cache: list[Contents]) -> tuple[dict[Contents, dict[str, str]], dict]:
@@ -117,7 +117,7 @@ def checked(cache: list[Contents]) -> tuple[dict[Contents, dict[str, str]], dict
     shown = Checking(Console(stderr=True, highlight=False), total)
     with contextlib.closing(shown):
         bad = {contents: check(contents, shown) for contents in cache}
-    return bad, {"entries": sum(len(contents.entries) for contents in cache), "nbytes": shown.done, "rate": shown.rate}
+    return bad, {"entries": sum(len(contents.entries) for contents in cache), "nbytes": shown.done, "seconds": shown.seconds}
 
 
 def verify(console: Console, cache: Cache, args) -> int:
@@ -128,7 +128,7 @@ def verify(console: Console, cache: Cache, args) -> int:
         return bool(damaged)
     for contents, some in bad.items():
         say_damaged(console, contents, some)
-    text = f"{count(read['entries'], 'entry')}, {size(read['nbytes'])}, read at {read['rate']}: "
+    text = f"{count(read['entries'], 'entry')}, {size(read['nbytes'])}, read at {size(read['nbytes'] / read['seconds'])}/s: "
     say(console, text + (f"{len(damaged):,} damaged (qjax cache --verify --prune removes them)" if damaged else "nothing is damaged"))
     return bool(damaged)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class Contents(contextlib.AbstractContextManager):
     def __init__(self, config: DiskConfig, fields: dict[str, str], read_only: bool = True):
         """Raises StorageError, which is Locked where this is to remove something and an engine has the directory."""
         self.digest, self.fields, self.grid = Fingerprint(fields).digest, fields, int(fields["grid"])
-        self.storage = Storage.open(config.disk_cache, fields, read_only, bucket_options(config))
+        self._place = config.disk_cache, fields, read_only, bucket_options(config)
+        self.storage = Storage.open(*self._place)
         try:
             found = self.storage.entries()
             self.index = Index(self.storage, self.grid)
@@ -65,6 +66,11 @@ class Contents(contextlib.AbstractContextManager):
     def used(self) -> float:
         """Unix seconds of the last use of any entry."""
         return max((entry.used for entry in self.entries.values()), default=0.0)
+
+    def stay(self, keys: Iterable[str]) -> list[str]:
+        """Those of some keys, opened read-only, under which something still lies: an engine may remove entries meanwhile."""
+        with Storage.open(*self._place) as again:
+            return [key for key in keys if key in again.entries() or key in again.damaged]
 
     def over(self) -> dict[str, list[FiledAnchor]]:
         """The anchors over each page, by its key."""

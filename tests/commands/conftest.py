@@ -1,6 +1,7 @@
 """One small engine for the commands' tests, and answers that are written down: no test depends on what the embedded model says."""
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from qjax.config import CacheConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 from qjax.pages import PagePool
+from tests.commands import cached
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,7 @@ def engine(shared_engine, monkeypatch) -> Engine:
     shared_engine.caches = Caches(shared_engine.pool, CacheConfig(), decode=shared_engine.model.tokenizer.decode)
     for command in (chat, demo, generate):
         monkeypatch.setattr(command, "start", lambda model, config, console, caches, disk=None: shared_engine)
+    monkeypatch.setattr(demo, "restart", lambda *_: None)  # another process cannot have this engine: tried in test_as_a_program
     yield shared_engine
     shared_engine.caches.clear()
     assert shared_engine.pool.free == shared_engine.pool.pages
@@ -69,3 +72,16 @@ def answers(monkeypatch, shared_engine):
         return ids if text.endswith("...") else [*ids, tokenizer.stop_ids[0]]
 
     return script
+
+
+@pytest.fixture(scope="session")
+def written_states(tiny_engine, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("cache") / "states"
+    cached.write(tiny_engine, directory)
+    return directory
+
+
+@pytest.fixture
+def states(written_states, tmp_path) -> Path:
+    """A disk cache of the test's own; cached.write says what is in it."""
+    return shutil.copytree(written_states, tmp_path / "states")

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from qjax.caches.store import StateStore
+from qjax.commands import certify
+from qjax.config import EngineConfig
 from qjax.ledger import SOURCES
-from qjax.warmth import certify_tiers
+from qjax.warmth import ask, certify_tiers
+from qjax.warmth_files import as_arrays, certify_files, over_files, prompts, stage_check
 
 CERTIFY = """
 import os, signal, sys
@@ -52,7 +56,7 @@ def test_ended_it_leaves_nothing(tmp_path):
 def test_every_tier_has_a_row_and_its_control(engine_256):
     said, free = [], engine_256.pool.free
     checks, controls = certify_tiers(engine_256, progress=said.append)
-    assert {c.name.split()[-1] for c in checks} == SOURCES.keys() - {"cold"}
+    assert {c.name.split()[-1] for c in checks} == SOURCES.keys() - {"cold", "disk", "spill"}
     assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
     layout = engine_256.layout
     anchor, snapshot = ({s.name for s in parts} for parts in (layout.sections, (*layout.sections, *layout.open, *layout.views)))
@@ -60,6 +64,38 @@ def test_every_tier_has_a_row_and_its_control(engine_256):
     assert all(controls.values())
     assert "tier: store" in said
     assert (engine_256.caches, engine_256.pool.free) == (None, free)
+
+
+def test_files_have_rows_and_controls(engine_256, tmp_path):
+    free = engine_256.pool.free
+    checks, controls = certify_files(engine_256, tmp_path)
+    assert [c.name for c in checks] == ["resumed from disk", "resumed from spill"]
+    assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
+    layout = engine_256.layout
+    assert set(controls) == {f"{part.name} of a file zeroed" for part in (*layout.sections, *layout.views)}
+    assert all(controls.values())
+    assert (engine_256.caches, engine_256.pool.free) == (None, free)
+
+
+def test_processes_one_after_the_other(compile_cache, embedded_engine, tmp_path):
+    """One is killed, the next finds its head and stops as planned, the last finds the conversation."""
+    config = EngineConfig(grid=128, context_tokens=1024, compile_cache=compile_cache)
+    checks = certify._stages(embedded_engine, "embedded", config, str(tmp_path), lambda name: None)
+    assert [c.name.split(",")[0] for c in checks] == ["resumed from disk", "resumed from spill"]
+    assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
+
+
+def test_what_a_process_sent_is_compared(engine_256, tmp_path):
+    """Control: one bit of its state is another."""
+    with over_files(engine_256, tmp_path):
+        main, edited, _ = prompts(engine_256)
+        ask(engine_256, main)
+        arrays = as_arrays(ask(engine_256, edited))
+    assert stage_check("restart", engine_256, arrays).differing_bits == 0
+    name = next(name for name in arrays if name.startswith("state.") and arrays[name].dtype == np.uint16)
+    arrays[name] = arrays[name].copy()
+    arrays[name].flat[0] ^= 1
+    assert stage_check("restart", engine_256, arrays).differing_bits == 1
 
 
 def test_a_tier_that_does_not_answer_is_no_row(engine_256, monkeypatch):

@@ -215,11 +215,16 @@ def test_a_length_over_the_limit_is_told(engine, capsys):
 
 
 def test_as_a_program(compile_cache):
-    """On a grid that the common head does not reach, as by default: the second session finds what the guest left."""
+    """On a grid that the common head does not reach, as by default: the second session finds what the guest left. It goes on after a restart."""
     flags = ["--grid", "512", "--context-tokens", "4096", "--kv-gb", "0.004", "--compile-cache", str(compile_cache)]
     done = subprocess.run([sys.executable, "-m", "qjax.cli", "demo", "--tokens", "1300", *flags], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [row["source"] for row in rows(lines)] == list((STEPS | {"a guest": "cold", "a second session": "guest"}).values())
+    steps = STEPS | {"a guest": "cold", "a second session": "guest", "after a restart": "spill"}
+    shown = rows(lines, steps)
+    assert [row["source"] for row in shown] == list(steps.values())
+    assert {row["bits"] for row in shown} == {0}
+    assert shown[-1]["again"] == 0
+    assert shown[-1]["read"] < 64
     assert LAST_LINE.fullmatch(lines[-1])
     assert CONTROL.fullmatch(lines[-2])

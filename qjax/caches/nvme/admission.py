@@ -23,7 +23,8 @@ class Admission:
         """least: tokens of a prompt that has anything written."""
         self._grid, self._after, self._least = grid, admit_after, least
         self._counts: dict[str, int] = {}  # in the order of the last use
-        self._book = 0
+        self._book = self._counted = 0
+        self._said: tuple[int, dict[str, int]] = 0, {}  # what the last book says
 
     def lines(self, chain: Chain, start: int, *, first: bool, user: int | None, branch: int | None) -> set[int]:
         """Lengths, above `start`, at which a prompt that is about to be forwarded from there gets an anchor. Counts its lines.
@@ -46,6 +47,7 @@ class Admission:
 
     def _count(self, line: str) -> int:
         count = self._counts[line] = self._counts.pop(line, 0) + 1
+        self._counted += 1
         if len(self._counts) > LINES:
             del self._counts[next(iter(self._counts))]
         return count
@@ -59,8 +61,9 @@ class Admission:
         books = sorted((key for key in storage.entries() if key.startswith(BOOK)), key=_number)
         for key in reversed(books):
             entry = storage.find(key)
-            arrays = entry.empty()
-            if {"lines", "counts"} <= arrays.keys() and storage.get([(key, arrays)]) and arrays["lines"].shape == (arrays["counts"].size, 16):
+            size = min(entry.nbytes // (16 + 8), LINES)
+            arrays = {"lines": np.zeros((size, 16), np.uint8), "counts": np.zeros(size, np.int64)}
+            if storage.get([(key, arrays)]):
                 self._counts = {bytes(line).hex(): int(n) for line, n in zip(arrays["lines"], arrays["counts"], strict=True)}
                 self._book = _number(key)
                 hits = entry.fields.get("hits", {})
@@ -68,7 +71,11 @@ class Admission:
         return {}
 
     def save(self, storage: Storage, writer: Writer, hits: dict[str, int]) -> None:
-        """Has a new book written, and the older ones removed once it is there."""
+        """Has a new book written, where it differs from the last one and the staging has room, and the older ones removed once it is there."""
+        said, last = (self._counted, hits), f"{BOOK}{self._book}"
+        if said == self._said or writer.pending(last) is not None or not writer.has_room(24 * len(self._counts)):
+            return
+        self._said = said
         lines = np.frombuffer(bytes.fromhex("".join(self._counts)), np.uint8).reshape(-1, 16)
         counts = np.array(list(self._counts.values()), np.int64)
         self._book += 1

@@ -31,14 +31,17 @@ log = logging.getLogger(__name__)
 
 WAIT = 30.0
 """Seconds that an eviction waits for each page of a session that is written before it goes; the chapter's engine wrote 5 GB in one."""
+PAUSE = 30.0
+"""Seconds in which nothing is looked for after something could not be reached: a server that is gone costs every request a second or more."""
 
 
 @dataclass
 class Intake:
-    """What of one request is to be written: at which lengths, and the anchors that were taken there."""
+    """What of one request is to be written: at which lengths, and the anchors that were taken there. clears: of the tier, before it began."""
 
     chain: Chain
     lines: set[int]
+    clears: int
     anchors: list[Anchor] = field(default_factory=list)
 
 
@@ -66,6 +69,9 @@ class Nvme:
         self.reader = reader(storage, self._writer, pool.layout)
         self._admission = Admission(pool.layout.grid, config.admit_after, config.disk_min_tokens)
         self._backlog: deque[Waiting] = deque()
+        self._clears = 0
+        self._resumes = 0.0  # when something is looked for again
+        self.closed = False
         self._writes, self._last = not storage.read_only, Chain(np.zeros(0, np.int64), "", pool.layout.grid)
         for key, hits in self._admission.load(storage).items():
             if filed := self.index.anchors.get(key):
@@ -88,6 +94,8 @@ class Nvme:
     # -- what it finds and takes
 
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
+        if time.monotonic() < self._resumes:
+            return None
         found = self.index.find(self._chain_of(keys, tenant), self._level)
         if found is None:
             return None
@@ -99,23 +107,29 @@ class Nvme:
         pages = -(-hit.start // self._pool.layout.grid)
         return self.rates.pays(hit.entry[0].nbytes + pages * self._pool.layout.page_bytes, tokens)
 
+    def held(self, hit: Hit) -> contextlib.AbstractContextManager:
+        """Inside, what a hit stands on is not evicted."""
+        return self.index.holding(hit.entry[0])
+
     def take(self, hit: Hit) -> Restored:
         filed, chain = hit.entry
-        begin, held = time.perf_counter(), [filed.key, *filed.pages]
-        self.index.hold(held)
+        begin = time.perf_counter()
         try:
             if not filed.summed and not chain.has(filed.pages[: hit.start // chain.grid]):
                 raise Damaged(filed.key, "has the pages of another chain")
-            restored, _ = restore(self._pool, self.reader, filed, chain.keys, hit.start, hit.whole)
+            with self.held(hit):
+                restored, _ = restore(self._pool, self.reader, filed, chain.keys, hit.start, hit.whole)
         except Damaged as damaged:
-            if self.storage.find(damaged.key):  # else the storage has said so
+            if not damaged.told:
                 log.warning("entry %s, and is removed", damaged)
             self._discard(filed, damaged.key)
             raise
         except PoolFull as full:
             raise Unusable(str(full)) from full
-        finally:
-            self.index.let_go(held)
+        except Unusable as unusable:
+            log.warning("%s; nothing is looked for here for %g s", unusable, PAUSE)
+            self._resumes = time.monotonic() + PAUSE
+            raise
         self.index.served(filed)
         self.counts.update({f"{filed.use}_hits": 1, "read_tokens": hit.start})
         pages = restored.sequence.pages.size
@@ -133,7 +147,7 @@ class Nvme:
     def failed(self, hit: Hit) -> None:
         """A request that started on a hit broke off with an error: the entry goes, so that the next try is cold."""
         filed = hit.entry[0]
-        log.warning("%s is removed: the request that started on it failed", filed.key)
+        log.warning("entry %s is removed: a request could not go on from it", filed.key)
         self._discard(filed, filed.key)
 
     # -- what it has written
@@ -144,7 +158,7 @@ class Nvme:
             return None
         chain = self._chain_of(keys, tenant)
         lines = self._admission.lines(chain, start, first=first, user=user, branch=branch)
-        return Intake(chain, lines)
+        return Intake(chain, lines, self._clears)
 
     def capture(self, intake: Intake, anchor: Anchor) -> None:
         """Takes an anchor at one of the lines; not one that is there, is tainted, or for which the staging has no room."""
@@ -160,7 +174,7 @@ class Nvme:
     def offer(self, intake: Intake) -> None:
         """Has the anchors of a request written, and the pages below them, which stay held until they were staged."""
         anchors, intake.anchors = intake.anchors, []
-        for anchor in anchors:
+        for anchor in anchors if intake.clears == self._clears else ():  # what was taken before a clear does not come back
             self._pool.hold(anchor.sequence.pages)
             self._backlog.append(Waiting(intake.chain, anchor))
 
@@ -229,6 +243,8 @@ class Nvme:
         if self.storage.shared:
             return True
         budget = self._config.bytes("spill_gb" if use == SPILL else "disk_gb")
+        if nbytes > budget or not self._leaves_free(nbytes - self.index.bytes(use)):
+            return False  # and nothing goes for it in vain
         return self.index.evict(use, budget - nbytes, lambda: self._leaves_free(nbytes))
 
     def _leaves_free(self, nbytes: int) -> bool:
@@ -251,6 +267,7 @@ class Nvme:
 
     def clear(self) -> None:
         """Empties the tier: files too, where they may be removed."""
+        self._clears += 1
         self.give_up()
         self._writer.drain()
         if self._writes:
@@ -264,9 +281,19 @@ class Nvme:
         self._writer.drain()
 
     def close(self) -> None:
-        """Writes what waits, and closes the storage."""
+        """Writes what waits, and closes the storage. A second time is nothing."""
         self.drain()
         self.keep_book()
         self._writer.close()
+        self._writes = False
+        self._close()
+
+    def abandon(self) -> None:
+        """Closes the storage without what waits; what is being written is written."""
+        self._writer.abandon()
+        self._close()
+
+    def _close(self) -> None:
+        self.closed = True
         with contextlib.suppress(StorageError):
             self.storage.close()

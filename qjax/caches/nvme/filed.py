@@ -123,9 +123,9 @@ def content_sum(arrays: Mapping[str, np.ndarray], more: str = "") -> str:
     return sum_.hexdigest()
 
 
-def anchor_sum(arrays: Mapping[str, np.ndarray], pages: Iterable[str], length: int, tainted: bool) -> str:
-    """Of all that an anchor is."""
-    return content_sum(arrays, f"{list(pages)} {length} {tainted}")
+def anchor_sum(arrays: Mapping[str, np.ndarray], line: str, pages: Iterable[str], length: int, tainted: bool) -> str:
+    """Of all that an anchor is. line: of its tenant's chain, so that tenants who said the same have anchors of their own."""
+    return content_sum(arrays, f"{line} {list(pages)} {length} {tainted}")
 
 
 def _is(fields: Mapping, name: str, kind: type):

@@ -5,11 +5,13 @@ An anchor can be used when every page below it is there. A page with no anchor o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +25,19 @@ log = logging.getLogger(__name__)
 DAY = 86_400
 
 
+class Incomplete(ValueError):
+    """What an entry stands on is not there."""
+
+
+@dataclass(eq=False)
+class Page:
+    """over: keys of the anchors that stand on it. use: the disk's where one of them is, and that for which it was written where none is."""
+
+    nbytes: int
+    use: str
+    over: set[str] = field(default_factory=set)
+
+
 class Index:
     """Any thread may call any method. What is dropped leaves the index first and the storage then: a prompt never waits for files to go."""
 
@@ -31,8 +46,10 @@ class Index:
         self._lock = threading.RLock()
         self.anchors: dict[str, FiledAnchor] = {}
         self.sessions: dict[str, FiledSession] = {}
-        self._pages: dict[str, tuple[int, set[str], str]] = {}  # bytes, the keys of the anchors over it, and what it was written for
+        self._pages: dict[str, Page] = {}
+        self._bytes: Counter[str] = Counter()  # by use: asked for before every write
         self._by_line: dict[str, set[str]] = {}
+        self._coming: dict[str, FiledAnchor] = {}  # on their way to the storage: what they are is still in memory
         self._in_use: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         for add, prefix in ((self.add_anchor, ANCHOR), (self.add_session, SESSION)):
@@ -45,8 +62,8 @@ class Index:
     def _take_in(self, add: Callable[[Entry], None], entry: Entry) -> None:
         try:
             add(entry)
-        except ValueError as error:
-            log.warning("%s is not used: %s", entry.key, error)
+        except ValueError as error:  # of what is not there something was said when it went
+            log.log(logging.INFO if isinstance(error, Incomplete) else logging.WARNING, "%s is not used: %s", entry.key, error)
 
     def _remove(self, keys: Iterable[str], reason: str) -> None:
         for key in keys:
@@ -67,18 +84,52 @@ class Index:
             raise ValueError(f"its page {whole[-1]} is not that of its line {filed.line}")
         pages = {key: self._storage.find(key) for key in filed.pages}
         if missing := [key for key, page in pages.items() if page is None]:
-            raise ValueError(f"{len(missing)} of the {len(pages)} pages below it are not there")
+            raise Incomplete(f"{len(missing)} of the {len(pages)} pages below it are not there")
         with self._lock:
+            if filed.key not in self.anchors:
+                self._bytes[filed.use] += filed.nbytes
             self.anchors[filed.key] = filed
             self._by_line.setdefault(filed.line, set()).add(filed.key)
             for key, page in pages.items():
-                self._pages.setdefault(key, (page.nbytes, set(), filed.use))[1].add(filed.key)
+                of = self._page(key, page.nbytes, filed.use)
+                of.over.add(filed.key)
+                self._belongs(of)
+
+    def expect(self, filed: FiledAnchor) -> None:
+        """Takes an anchor that is about to be written, with the pages below it: prompts find it from now on."""
+        with self._lock:
+            self._coming[filed.key] = filed
+
+    def arrived(self, key: str, entry: Entry | None) -> None:
+        """An expected anchor is there, or will not be. ValueError as of add_anchor."""
+        with self._lock:
+            filed = self._coming.pop(key, None)
+            if entry is not None:
+                self.add_anchor(entry)
+                self.anchors[key].hits += filed.hits if filed else 0
+
+    def _page(self, key: str, nbytes: int, use: str) -> Page:
+        if key not in self._pages:
+            self._pages[key] = Page(nbytes, use)
+            self._bytes[use] += nbytes
+        return self._pages[key]
+
+    def _belongs(self, page: Page) -> None:
+        """Counts a page for the use that it has now."""
+        self._bytes[page.use] -= page.nbytes
+        if page.over:
+            page.use = DISK if any(self.anchors[key].use == DISK for key in page.over) else SPILL
+        self._bytes[page.use] += page.nbytes
+
+    def _forget_page(self, key: str) -> None:
+        page = self._pages.pop(key)
+        self._bytes[page.use] -= page.nbytes
 
     def add_page(self, entry: Entry, use: str) -> None:
         """Takes a page on which an anchor is about to stand; it goes where nobody holds it any more."""
         with self._lock:
             if wanted := entry.key in self._in_use:
-                self._pages.setdefault(entry.key, (entry.nbytes, set(), use))
+                self._page(entry.key, entry.nbytes, use)
         if not wanted:
             self._remove([entry.key], "unused")
 
@@ -87,7 +138,7 @@ class Index:
         session = FiledSession.of(entry, self._grid)
         with self._lock:
             if not any(key in self.anchors for key in session.anchors):
-                raise ValueError("none of its anchors is there")
+                raise Incomplete("none of its anchors is there")
             self.sessions[session.key] = session
 
     def has(self, key: str) -> bool:
@@ -97,11 +148,11 @@ class Index:
     def find(self, chain: Chain, level: str) -> tuple[FiledAnchor, Reach] | None:
         """The anchor on which a prompt starts best. chain: the prompt's."""
         with self._lock:
-            lines = chain.lines() if self._by_line else []
+            lines = chain.lines() if self._by_line or self._coming else []
             for number in range(len(lines) - 1, -1, -1):
                 best = None
-                for key in self._by_line.get(lines[number], ()):
-                    filed = self.anchors[key]
+                there = [self.anchors[key] for key in self._by_line.get(lines[number], ())]
+                for filed in there + [a for a in self._coming.values() if a.line == lines[number]]:
                     how = {"logits": filed.logits, "tainted": filed.tainted, "level": level, "grid": self._grid}
                     found = reach(filed.length, chain.agrees(number, filed.tail), chain.keys.size, **how)
                     if found is not None and found.start and (best is None or found > best[1]):
@@ -109,6 +160,15 @@ class Index:
                 if best is not None:
                     return best
         return None
+
+    @contextlib.contextmanager
+    def holding(self, filed: FiledAnchor) -> Iterator[None]:
+        """Inside, an anchor and what it stands on is not evicted."""
+        self.hold(keys := (filed.key, *filed.pages))
+        try:
+            yield
+        finally:
+            self.let_go(keys)
 
     def hold(self, keys: Iterable[str]) -> None:
         """What has these keys, or stands on them, is not evicted until `let_go`."""
@@ -118,9 +178,9 @@ class Index:
     def let_go(self, keys: Iterable[str]) -> None:
         with self._lock:
             self._in_use -= Counter(keys)
-            alone = [key for key in dict.fromkeys(keys) if key in self._pages and not self._pages[key][1] and key not in self._in_use]
+            alone = [key for key in dict.fromkeys(keys) if key in self._pages and not self._pages[key].over and key not in self._in_use]
             for key in alone:
-                del self._pages[key]
+                self._forget_page(key)
         self._remove(alone, "unused")
 
     def served(self, filed: FiledAnchor) -> None:
@@ -136,11 +196,7 @@ class Index:
     def bytes(self, use: str) -> int:
         """Of a use's anchors and of the pages below them; a page below anchors of both uses is the disk's."""
         with self._lock:
-            anchors = sum(a.nbytes for a in self.anchors.values() if a.use == use)
-            return anchors + sum(size for size, over, of in self._pages.values() if (self._use(over) if over else of) == use)
-
-    def _use(self, over: set[str]) -> str:
-        return DISK if any(self.anchors[key].use == DISK for key in over) else SPILL
+            return self._bytes[use]
 
     def value(self, filed: FiledAnchor, now: float) -> float:
         """Its hits plus one, times the tokens it saves per byte it holds, halved for every day unused (the chapter's 13.7)."""
@@ -153,7 +209,7 @@ class Index:
             lines = (page.removeprefix(PAGE) for page in reversed(filed.pages[: filed.length // self._grid]))
             lengths = (max((n for key in self._by_line.get(line, ()) if (n := self.anchors[key].length) < filed.length), default=0) for line in lines)
             below = next(filter(None, lengths), 0)
-            own = filed.nbytes + sum(self._pages[page][0] for page in filed.pages if len(self._pages[page][1]) == 1)
+            own = filed.nbytes + sum(self._pages[page].nbytes for page in filed.pages if len(self._pages[page].over) == 1)
         return filed.length - below, max(1, own)
 
     def evict(self, use: str, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
@@ -204,8 +260,11 @@ class Index:
     def drop_over(self, page: str, reason: str) -> None:
         """Removes every anchor over a page, and so every longer page of its chain."""
         with self._lock:
-            doomed = [key for over in sorted(self._pages.get(page, (0, ()))[1]) for key in self._forget(self.anchors[over])]
-            if self._pages.pop(page, None):  # it was held
+            self._coming = {key: filed for key, filed in self._coming.items() if page not in filed.pages}
+            over = sorted(self._pages[page].over) if page in self._pages else []
+            doomed = [key for anchor in over for key in self._forget(self.anchors[anchor])]
+            if page in self._pages:  # it was held
+                self._forget_page(page)
                 doomed.append(page)
         self._remove(doomed, reason)
 
@@ -231,16 +290,19 @@ class Index:
 
     def _forget(self, filed: FiledAnchor) -> list[str]:
         """Takes an anchor out: the keys of what goes with it."""
+        self._coming.pop(filed.key, None)
         if self.anchors.pop(filed.key, None) is None:
             return []
         self._by_line[filed.line].discard(filed.key)
         if not self._by_line[filed.line]:
             del self._by_line[filed.line]
+        self._bytes[filed.use] -= filed.nbytes
         for page in filed.pages:
-            self._pages[page][1].discard(filed.key)
-        alone = [page for page in reversed(filed.pages) if not self._pages[page][1] and page not in self._in_use]
+            self._pages[page].over.discard(filed.key)
+            self._belongs(self._pages[page])
+        alone = [page for page in reversed(filed.pages) if not self._pages[page].over and page not in self._in_use]
         for page in alone:
-            del self._pages[page]
+            self._forget_page(page)
         bare = [s.key for s in self.sessions.values() if filed.key in s.anchors and self.anchors.keys().isdisjoint(s.anchors)]
         for key in bare:  # all its states were heads of the disk's
             del self.sessions[key]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from qjax.config import DiskConfig
-from storage import Locked, Storage
+from storage import Storage, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -21,15 +21,21 @@ def bucket_options(config: DiskConfig) -> dict[str, str] | None:
 def open_storage(config: DiskConfig, identity: Mapping[str, str], golden: str) -> Storage:
     """The storage of what engines with this identity write. golden: a digest of the bits of a short prefill here.
 
-    Where another engine writes to the directory it is opened read-only, which is said in the log. What was written with another golden
-    digest is removed. Raises StorageError where nothing can be opened.
+    Where another engine writes to the directory, or nobody can, it is opened read-only, which is said in the log. What was written with
+    another golden digest is removed. Raises StorageError where nothing can be opened.
     """
-    options = bucket_options(config)
     try:
-        storage = Storage.open(config.disk_cache, identity, options=options)
-    except Locked as locked:
-        log.warning("%s: its entries are read, and nothing is written", locked)
-        storage = Storage.open(config.disk_cache, identity, read_only=True, options=options)
+        return _opened(config, identity, golden)
+    except StorageError as error:
+        if "://" in config.disk_cache:
+            raise
+        log.warning("%s: its entries are read, and nothing is written", error)
+        return _opened(config, identity, golden, read_only=True)
+
+
+def _opened(config: DiskConfig, identity: Mapping[str, str], golden: str, read_only: bool = False) -> Storage:
+    options = bucket_options(config)
+    storage = Storage.open(config.disk_cache, identity, read_only=read_only, options=options)
     try:
         return _checked(storage, golden, config, identity, options)
     except BaseException:

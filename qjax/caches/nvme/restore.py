@@ -24,11 +24,11 @@ TOGETHER = 4
 
 
 class Damaged(Gone):
-    """An entry is not what it was. key: the entry's."""
+    """An entry is not what it was. key: the entry's. told: the storage has said so in the log."""
 
-    def __init__(self, key: str, reason: str):
+    def __init__(self, key: str, reason: str, told: bool = False):
         super().__init__(f"{key} {reason}")
-        self.key = key
+        self.key, self.told = key, told
 
 
 class Reader:
@@ -46,18 +46,20 @@ class Reader:
             key = chain[good][0]
             if self._storage.find(key) is not None:
                 raise Unusable(f"{key} cannot be read now")
-            raise Damaged(key, "is damaged or gone")
+            raise Damaged(key, "is damaged or gone", told=True)
         found = {key: {name: np.asarray(a) for name, a in arrays.items()} for key, arrays in waiting.items()} | dict(chain)
         return [found[key] for key in wanted]
 
     def anchor(self, filed: FiledAnchor, logits: bool) -> Mapping[str, np.ndarray]:
         """Its sections, open inputs where it has any, and logits where they are asked for. One that is summed is read whole, and summed."""
+        if (arrays := self._writer.pending(filed.key)) is not None:
+            return {name: np.asarray(a) for name, a in arrays.items()}
         parts = [(SECTIONS, self._layout.sections), (OPEN, self._layout.open if filed.open else ())]
         wanted = {prefix + s.name: host(s.shape, held(s.dtype)) for prefix, some in parts for s in some}
         if (logits or (filed.summed and filed.logits)) and (entry := self._storage.find(filed.key)):
             wanted[LOGITS] = entry.leaves[LOGITS].empty()
         arrays = self.read({filed.key: wanted})[0]
-        if filed.summed and filed.key != ANCHOR + anchor_sum(arrays, filed.pages, filed.length, filed.tainted):
+        if filed.summed and filed.key != ANCHOR + anchor_sum(arrays, filed.line, filed.pages, filed.length, filed.tainted):
             raise Damaged(filed.key, "is not what its key says")
         return arrays
 

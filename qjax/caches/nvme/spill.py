@@ -42,9 +42,9 @@ def spill(staging: Staging, grid: int, session: Session, seconds: float) -> bool
 
 def _spill(staging: Staging, grid: int, session: Session, seconds: float, pages: list[str]) -> bool:
     """pages: filled with the keys of those that were staged."""
-    chain, length = Chain(session.keys, session.tenant, grid), session.length
-    tokens = session.anchors[-1].sequence.tokens
-    for number, page in enumerate(session.pages):
+    length, tokens = session.anchors[-1].length, session.anchors[-1].sequence.tokens  # past the last anchor no rows are of use
+    chain = Chain(session.keys[:length], session.tenant, grid)
+    for number, page in enumerate(session.pages[: -(-length // grid)]):
         key = staging.page(chain, tokens, length, number, page, SPILL, seconds)
         if key is None:
             return False
@@ -72,7 +72,7 @@ def read_back(pool: PagePool, reader: Reader, index: Index, counts: Counter) -> 
         log.warning("the last session is not read back: %s", full)
     except Damaged as damaged:
         counts["damaged"] += 1
-        log.warning("the last session is not read back: %s", damaged)
+        log.log(logging.INFO if damaged.told else logging.WARNING, "the last session is not read back: %s", damaged)
         if damaged.key == filed.key:
             index.drop_session(filed, "damaged")
         for anchor in anchors:

@@ -80,32 +80,42 @@ class Staging:
             arrays |= {OPEN + name: a for name, a in sequence.open.items()}
         if anchor.logits is not None:
             arrays[LOGITS] = anchor.logits
-        name = anchor_sum(arrays, pages, length, anchor.tainted) if self.by_content(use) else chain.at(length)
-        key, rest = f"{ANCHOR}{name}", length % self._pool.layout.grid
+        line, rest = chain.line(length // self._pool.layout.grid), length % self._pool.layout.grid
+        key = ANCHOR + (anchor_sum(arrays, line, pages, length, anchor.tainted) if self.by_content(use) else chain.at(length))
+        if anchor.logits is not None and self._lacks_logits(key):  # it was taken inside a longer prompt
+            key = ANCHOR + anchor_sum(arrays, line, pages, length, anchor.tainted)
         if self.has(key):
             return key
-        if not self._writer.has_room(sum(a.nbytes for a in arrays.values()), seconds):
+        if not self._writer.has_room(nbytes := sum(a.nbytes for a in arrays.values()), seconds):
             return None
-        line, tail = chain.line(length // self._pool.layout.grid), chain.keys[length - rest : length]
+        tail, has = chain.keys[length - rest : length], {"logits": anchor.logits is not None, "open": length > anchor.line}
         fields = FiledAnchor.fields(anchor.kind, length, line, tail, pages, anchor.tainted, use)
+        summed = key != ANCHOR + chain.at(length)
+        filed = FiledAnchor(**fields | has | {"key": key, "tail": tail, "pages": tuple(pages)}, nbytes=nbytes, used=self._index.now(), summed=summed)
         self._index.hold(held := [key, *pages])
+        self._index.expect(filed)
 
         def done(entry: Entry | None) -> None:
             try:
-                if entry is not None:
-                    self._index.add_anchor(entry)
+                self._index.arrived(key, entry)
             finally:
                 self._index.let_go(held)
 
         self._writer.put(key, arrays, fields, use, pages, done)
         return key
 
+    def _lacks_logits(self, key: str) -> bool:
+        """Whether an anchor is there, or on its way, without its last token's logits."""
+        filed, pending = self._index.anchors.get(key), self._writer.pending(key)
+        return (filed is not None and not filed.logits) or (pending is not None and LOGITS not in pending)
+
     def session(self, chain: Chain, session: Session, pages: list[str], anchors: list[str], use: str) -> None:
-        """Stages the record of a session over anchors that were staged."""
-        length, resident, grid = session.length, session.role == "resident", self._pool.layout.grid
-        fields = {"tenant": session.tenant, "length": length, "history": session.history, "turns": session.turns, "resident": resident}
+        """Stages the record of a session over anchors that were staged. chain: of its tokens up to the last of them."""
+        length, resident, grid = chain.keys.size, session.role == "resident", self._pool.layout.grid
+        history = min(session.history, length)
+        fields = {"tenant": session.tenant, "length": length, "history": history, "turns": session.turns, "resident": resident}
         fields |= {"tail": chain.keys[length - length % grid : length].tolist(), "pages": pages, "anchors": anchors}
-        key = f"{SESSION}{content_sum({}, f'{pages} {anchors} {session.history} {resident}')}"
+        key = f"{SESSION}{content_sum({}, f'{session.tenant} {pages} {anchors} {history} {resident}')}"
 
         def done(entry: Entry | None) -> None:
             if entry is not None:

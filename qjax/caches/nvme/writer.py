@@ -32,7 +32,9 @@ class Writer:
         self._threads = ThreadPoolExecutor(THREADS, "qjax-writer")
         self._changed = threading.Condition()
         self._pending: dict[str, tuple[Mapping, dict, int, Future]] = {}
+        self._failing = False
         self.counts: Counter[str] = Counter()
+        self._room, self._granted = threading.Lock(), Counter()
 
     @property
     def staged(self) -> int:
@@ -67,28 +69,35 @@ class Writer:
             self._pending[key] = arrays, fields, nbytes, future
 
     def _write(self, key, arrays: Mapping, fields: dict, use: str, before: list[Future], after: list[str], nbytes: int, done) -> None:
-        entry = None
+        entry, granted = None, 0
         try:
             for one in before:
                 one.result()
             if missing := next((one for one in after if self._storage.find(one) is None), None):
                 raise Skipped(f"{key} was not written: {missing}, on which it stands, is not there")
-            if not self._make_room(nbytes, use):
-                raise Skipped(f"{key} was not written: no room for {nbytes:,} bytes")
+            with self._room:  # one thread at a time, and what the other has room for and is not in the index yet counts too
+                if not self._make_room(nbytes + self._granted[use], use):
+                    raise Skipped(f"{key} was not written: no room for {nbytes:,} bytes")
+                self._granted[use] += (granted := nbytes)
             entry = self._storage.put(key, {name: np.asarray(a) for name, a in arrays.items()}, **fields)
             self.counts.update(written=1, written_bytes=nbytes)
+            self._failing = False
         except Skipped as reason:
             self.counts["skipped"] += 1
             log.info("%s", reason)
         except (StorageError, ValueError) as error:
             self.counts["failed"] += 1
-            log.warning("%s", error)
+            if not self._failing:  # a full disk would be told of with every page
+                log.warning("%s (what else fails is not told until something is written again)", error)
+            self._failing = True
         finally:
             try:
                 done(entry)
             except ValueError as error:
                 log.warning("%s was written and is not used: %s", key, error)
             finally:
+                with self._room:
+                    self._granted[use] -= granted
                 with self._changed:
                     self._pending.pop(key, None)
                     self._changed.notify_all()
@@ -107,6 +116,10 @@ class Writer:
     def close(self) -> None:
         """Writes what is pending, and ends the threads."""
         self._threads.shutdown(wait=True)
+
+    def abandon(self) -> None:
+        """Ends the threads without what they have not begun."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def stats(self) -> dict[str, int]:
         return {"staged_bytes": self.staged, **{name: self.counts[name] for name in ("written", "written_bytes", "skipped", "failed")}}
