@@ -212,7 +212,7 @@ def _cache(parser):
             raise argparse.ArgumentTypeError(f"expected a directory or a bucket, found {text!r}")
         return found
 
-    where = "directory of a disk cache, or a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH (default ~/.cache/qjax/states)"
+    where = "directory of a disk cache, one model's or all, or a bucket, s3://BUCKET/PATH or gs://BUCKET/PATH (default ~/.cache/qjax/states)"
     parser.add_argument("disk_cache", metavar="DIR", nargs="?", type=place, help=where)
     parser.add_argument("--disk-endpoint", metavar="URL", help="server of an s3:// bucket that is not Amazon's")
     parser.add_argument("--all", action="store_true", help="show every line of a long list")

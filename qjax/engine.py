@@ -9,6 +9,7 @@ longer = run.sequence
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
@@ -36,6 +37,9 @@ from qjax.programs import MARKS, Programs, Shapes
 from qjax.sampling import Sampling
 from qjax.slot import Slot
 from qjax.state import Sequence
+from storage import StorageError
+
+log = logging.getLogger(__name__)
 
 
 class ContextOverflow(ValueError):
@@ -66,8 +70,8 @@ class Engine:
         """Compiles every program, and finds the exactness level. caches: None for an engine that keeps nothing. disk: None for one whose
         caches have no tier on NVMe; with one, `close` writes the conversations.
 
-        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here,
-        StorageError where the directory of the disk cache can neither be written nor read.
+        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here. A disk
+        cache that can neither be written nor read is told in the log, and the engine goes on without it.
         """
         config = config or EngineConfig()
         self.parallel = config.parallel
@@ -90,7 +94,10 @@ class Engine:
             nvme = None
             if disk is not None and disk.disk_cache is not None:
                 disk = disk.of_model(model.name)
-                nvme = Nvme(self.pool, open_storage(disk, self.identity, self.golden), disk, self.level)
+                try:
+                    nvme = Nvme(self.pool, open_storage(disk, self.identity, self.golden), disk, self.level)
+                except StorageError as error:
+                    log.warning("nothing is kept on NVMe (--disk-cache): %s", error)
             self.caches = Caches(self.pool, caches, self.level, model.tokenizer.decode, nvme)
 
     @cached_property

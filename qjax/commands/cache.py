@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
@@ -17,7 +18,7 @@ from qjax.commands.cache_contents import Cache, Contents, quiet
 from qjax.commands.cache_shown import ROWS, count, short, show, size, table, told
 from qjax.commands.console import say
 from qjax.config import DiskConfig
-from storage import Locked, StorageError
+from storage import Locked, StorageError, fingerprints
 
 CRITERIA = {"disk_days": "unused", "disk_gb": "over the heads' budget", "spill_gb": "over the conversations' budget"}
 """Flags of --prune, as an engine has them, and what is said of the entries that go by each."""
@@ -32,6 +33,30 @@ def run(args) -> int:
     if args.explain is not None and (args.verify or args.prune):
         raise ValueError("--explain is given without --verify and --prune")
     config, console = DiskConfig(**given), Console(highlight=False)
+    places = of_models(config.disk_cache)
+    if len(places) > 1 and (args.json or args.prune or args.explain is not None):
+        flag = next(f"--{name}" for name in ("json", "prune", "explain") if getattr(args, name) not in (False, None))
+        raise ValueError(f"{flag}: {config.disk_cache} holds the caches of {len(places)} models: expected one of {', '.join(places)}")
+    status = 0
+    for number, place in enumerate(places):
+        if number:
+            say(console, "")
+        status = max(status, run_one(console, dataclasses.replace(config, disk_cache=place), args, criteria))
+    return status
+
+
+def of_models(place: str) -> list[str]:
+    """The directories below a place in which models have theirs, or else the place itself."""
+    if "://" in place:
+        return [place]
+    with contextlib.suppress(OSError, StorageError):
+        if not fingerprints(place):
+            below = [str(path) for path in sorted(Path(place).iterdir()) if path.is_dir() and fingerprints(path)]
+            return below or [place]
+    return [place]
+
+
+def run_one(console: Console, config: DiskConfig, args, criteria: list[str]) -> int:
     try:
         with quiet(), Cache(config) as cache:
             if args.explain is not None:

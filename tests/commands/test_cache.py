@@ -192,3 +192,19 @@ def test_help_says_what_every_column_means(states, capsys):
     out = capsys.readouterr().out
     for name in head.split():
         assert re.search(rf"^  {name} +\w", out, re.MULTILINE)
+
+
+def test_the_models_below_a_directory(written_states, tmp_path, capsys):
+    """Each model's engine has its own directory in the one that is given; one alone is shown as itself."""
+    root = tmp_path / "all"
+    shutil.copytree(written_states, root / "embedded")
+    assert main(["cache", str(root)]) == 0
+    alone = capsys.readouterr().out
+    assert f"{root / 'embedded'}: " in alone
+    assert main(["cache", str(root / "embedded")]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == alone.splitlines()[2:]
+    shutil.copytree(written_states, root / "random-0.8b")
+    assert main(["cache", str(root), "--verify"]) == 0
+    assert capsys.readouterr().out.count("nothing is damaged") == 2
+    assert main(["cache", str(root), "--prune"]) == 2
+    assert f"--prune: {root} holds the caches of 2 models: expected one of {root / 'embedded'}, {root / 'random-0.8b'}" in capsys.readouterr().err
