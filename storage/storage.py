@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -237,9 +237,11 @@ class Storage(contextlib.AbstractContextManager):
             with contextlib.suppress(OSError):  # it was removed meanwhile, or looks older at the next start
                 self._place.touch(entry.key, entry.used)
 
-    def drop(self, key: str) -> bool:
-        """Removes an entry: durably gone, and its space free, when this returns. Whether it was there. What reads it now may still arrive.
+    def drop(self, key: str, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Removes an entry: durably gone, and its space free, when this returns. Whether it was. What reads it now may still arrive.
 
+        unless: asked, without a lock of its own, when the entry is about to go. A `put` that has returned it before that keeps it, where
+        `unless` knows of the put from before; a later one writes it anew.
         Where the files cannot be removed that is logged: until the next start the entry is not there all the same.
         """
         self._check(writing=True)
@@ -248,7 +250,7 @@ class Storage(contextlib.AbstractContextManager):
         with self._turns.of(key):
             self._check()
             with self._lock:
-                if self._index.pop(key, None) is None:
+                if unless() or self._index.pop(key, None) is None:
                     return False
                 self._counts["dropped"] += 1
             self._remove(key)
@@ -262,7 +264,7 @@ class Storage(contextlib.AbstractContextManager):
 
     def stats(self) -> dict:
         """entries, nbytes: what the index holds. free: bytes the file system has left (None: unknown). put, got, dropped, put_nbytes,
-        got_nbytes: entries and bytes since the start. verify_s: seconds that threads took for sums of what they read. damaged: kind of
+        got_nbytes: entries and bytes since the start. verify_s: CPU seconds that sums of what was read took. damaged: kind of
         damage -> entries. unfinished: removed at the start. swept: per directory removed at the start, the fields of its fingerprint that
         differed, (theirs, ours).
         """

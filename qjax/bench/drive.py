@@ -104,7 +104,9 @@ class CountingStorage:
             self._entries[key] = entry
             entry.used = self.drive.now
 
-    def drop(self, key: str) -> bool:
+    def drop(self, key: str, unless: Callable[[], bool] = lambda: False) -> bool:
+        if unless():
+            return False
         self._arrays.pop(key, None)
         return self._entries.pop(key, None) is not None
 

@@ -37,7 +37,7 @@ class Caches:
         config = config or CacheConfig()
         self.pool, self.config, self.level, self.ledger = pool, config, level, Ledger(path=config.ledger)
         self.decode, self.clears = decode, 0
-        self.resident = ResidentPrefix(pool, config, level, self._demote)
+        self.resident = ResidentPrefix(pool, config, level, self._demote, self._write)
         self.store = StateStore(pool, config.bytes("cache_budget_gb"), config.bytes("store_entry_gb"), config.prefix_chunk, level)
         self.running = Running(pool, level)
         self.nvme = nvme
@@ -101,8 +101,7 @@ class Caches:
         is written to NVMe too.
         """
         layout, store = self.pool.layout, self.store
-        if self.nvme:
-            self.nvme.evicted(session)
+        self._write(session)
         heads = [a for a in session.anchors if store.may_be_head(a.length) and not a.tainted]
         ends = [a for a in session.anchors if self.level == TOKEN or a.tainted or a.length % layout.grid == 0]
         fits = bool(ends) and snapshot_bytes(layout, ends[-1].length, ends[-1].logits) <= store.entry_bytes
@@ -111,6 +110,10 @@ class Caches:
         for use, a in offers:
             if self.budget.before_copy(snapshot_bytes(layout, a.length, a.logits)):
                 store.offer(session.keys[: a.length], session.tenant, a.sequence, a.logits, use, a.tainted)
+
+    def _write(self, session: Session) -> None:
+        if self.nvme:
+            self.nvme.evicted(session)
 
     def take(self, hit: Hit) -> Restored:
         """Raises Unusable."""
@@ -122,6 +125,14 @@ class Caches:
                 self.make_room(lambda: self.pool.free >= pages)
                 return hit.tier.take(hit)
         return hit.tier.take(hit)
+
+    def distrust(self, hit: Hit) -> None:
+        """A request that started on a hit broke off with an error: what came from NVMe goes, there and here, so that the next try is cold."""
+        if hit.tier is self.nvme:
+            self.nvme.failed(hit)
+        elif hit.tier is self.resident and (key := hit.entry[0].filed):
+            self.resident.drop(hit.entry[0])
+            self.nvme.failed_session(key)
 
     def anchor_bytes(self, new: int) -> int:
         """Bytes that the anchors of a request with so many new tokens take at the most: a grid line each, three lines more, two ends."""

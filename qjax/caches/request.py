@@ -192,8 +192,8 @@ class Request:
         error: what it broke off with, where it may come of the state on which it started.
         """
         self._give_up()
-        if isinstance(error, Exception) and not isinstance(error, PoolFull) and self._hit and self._hit.tier is self.caches.nvme:
-            self.caches.nvme.failed(self._hit)
+        if isinstance(error, Exception) and not isinstance(error, PoolFull) and self._hit:
+            self.caches.distrust(self._hit)
         self.caches.running.remove(self)
         self.caches.resident.give_back(self._plan)
         self.record.finish = "failed"

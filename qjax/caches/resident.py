@@ -43,8 +43,9 @@ class ResidentPrefix(Sessions):
 
     name = "resident"
 
-    def __init__(self, pool: PagePool, config: CacheConfig, level: str = TOKEN, demote: Callable[[Session], None] = lambda session: None):
-        super().__init__(pool, config, demote)
+    def __init__(self, pool: PagePool, config: CacheConfig, level: str = TOKEN, *told: Callable[[Session], None]):
+        """told: as of Sessions."""
+        super().__init__(pool, config, *told)
         self._level = level
 
     def find(self, keys: np.ndarray, tenant: str) -> Hit | None:
@@ -145,6 +146,11 @@ class ResidentPrefix(Sessions):
         self.sessions.append(session)
         self._touch(session)
         self._hold_budgets()
+
+    def drop(self, session: Session) -> None:
+        """Gives a session up, and whatever else keeps its rows does not matter: it is of no use."""
+        if session in self.sessions:
+            self._close(session, "cleared")
 
     def give_back(self, plan: Plan) -> None:
         """The request left nothing: who made way for it is resident again."""

@@ -27,9 +27,18 @@ class Sessions:
     Where sessions must go, those go first that are least likely to be gone on with for the time that they are kept (`Returns`).
     """
 
-    def __init__(self, pool: PagePool, config: CacheConfig, demote: Callable[[Session], None] = lambda session: None):
-        """demote: told of a session that goes for want of room, while it is still whole."""
-        self._pool, self._config, self._demote = pool, config, demote
+    def __init__(
+        self,
+        pool: PagePool,
+        config: CacheConfig,
+        demote: Callable[[Session], None] = lambda session: None,
+        write: Callable[[Session], None] = lambda session: None,
+    ):
+        """demote: told of a session that goes for want of room in the pool, or of its role's budget, while it is still whole.
+
+        write: of one that goes because all caches together have no room, so that no other one may have it.
+        """
+        self._pool, self._config, self._demote, self._write = pool, config, demote, write
         self.sessions: list[Session] = []
         self.depths, self.returns = Depths(), Returns(pool.layout.grid)
         self.dropped: Counter[str] = Counter()  # anchors, by reason
@@ -101,6 +110,7 @@ class Sessions:
         for role in ("guest", "pinned", "parked"):
             for session in self._of(role):
                 if self.anchor_bytes > limit:
+                    self._write(session)
                     self._close(session, "budget")
         for session in self._of("resident"):
             self._thin(session, limit)

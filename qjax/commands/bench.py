@@ -139,13 +139,13 @@ def show_replay(found: dict, console: Console) -> None:
 
 
 def show_storage(found: dict, console: Console) -> None:
-    """A row each for the chain and for an anchor, and for each whole restore; below, what the sums cost."""
+    """A row each for the chain and for an anchor, and for each whole restore, with the lowest and highest ratio; below, what the sums cost."""
     mib = [found[name] / 2**20 for name in ("page_bytes", "anchor_bytes")]
     kind = f" ({found['file_system']})" if found["file_system"] else ""
     title = f"{found['directory']}{kind}, pages of {mib[0]:.0f} MiB, an anchor of {mib[1]:.0f} MiB, {found['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
-    for name in ("raw", "qjax", "ratio", "lowest", "highest", "CPU s/GB"):
+    for name in ("raw", "qjax", "ratio", "range", "CPU s/GB"):
         table.add_column(name, justify="right", no_wrap=True)
     pages = f"{found['pages']} pages"
     rows = {
@@ -166,4 +166,4 @@ def show_storage(found: dict, console: Console) -> None:
 
 
 def _spread(row: dict) -> tuple[str, ...]:
-    return tuple(f"{value:.2f}" for value in (row["ratio"], min(row["ratios"]), max(row["ratios"])))
+    return f"{row['ratio']:.2f}", f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f}"

@@ -2,55 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
+from qjax.boundaries import Boundaries
 from qjax.caches.keys import common
 from qjax.engine import Engine
 from qjax.generation import Generation, Progress
 from qjax.sampling import Sampling
-
-OPEN, CLOSE = "<think>", "</think>"
-PROBE = {"role": "user", "content": "?"}
-
-
-class Piece(NamedTuple):
-    """Text of an answer, as much as one token completes; the tags between the parts belong to neither."""
-
-    reasoning: str
-    content: str
-
-
-class Thinking:
-    """Parts an answer into reasoning and content as it streams. opened: whether the prompt ends inside the reasoning."""
-
-    def __init__(self, opened: bool):
-        self._part, self._held = "reasoning" if opened else "start", ""
-
-    def feed(self, text: str) -> Piece:
-        self._held += text
-        if self._part == "start":
-            bare = self._held.lstrip()
-            if len(bare) < len(OPEN) and OPEN.startswith(bare):
-                return Piece("", "")
-            self._part = "reasoning" if bare.startswith(OPEN) else "content"
-            self._held = bare.removeprefix(OPEN) if self._part == "reasoning" else self._held
-        reasoning = ""
-        if self._part == "reasoning":
-            reasoning, closed, rest = self._held.partition(CLOSE)
-            if not closed:
-                kept = max(n for n in range(len(CLOSE)) if reasoning.endswith(CLOSE[:n]))
-                self._held = CLOSE[:kept]
-                return Piece(reasoning[: len(reasoning) - kept], "")
-            self._part, self._held = "content", rest
-        content, self._held = self._held, ""
-        return Piece(reasoning, content)
-
-    def flush(self) -> Piece:
-        """What was held back when the answer has ended."""
-        text, self._held = self._held, ""
-        return Piece(text, "") if self._part == "reasoning" else Piece("", text)
+from qjax.serving.thinking import OPEN, Piece, Thinking
 
 
 class Conversation:
@@ -75,38 +35,7 @@ class Conversation:
         self.engine, self.tools, self.thinking, self.sampling, self.max_tokens = engine, tools, thinking, sampling, max_tokens
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages, self.end = list(self._system), None
-        try:
-            # a message alone, and the tokens with which the template begins an answer: both int32 [n]
-            asking, self._probe = (self.render([PROBE], ask) for ask in (True, False))
-            self._opening = asking[common(asking, self._probe) :]
-        except ValueError:  # a template that wants more than a user's message
-            self._opening = self._probe = None
-
-    def history(self, prompt: np.ndarray) -> int | None:
-        """Tokens of a prompt before the beginning of the answer, a prefix of whatever the template makes of the answer later.
-
-        Found at the prompt's end: a second rendering without the generation prompt, which would say the same, takes 25 ms at
-        16,384 tokens, more than reading a short question. None where it cannot be told.
-        """
-        if self._opening is None or not self._opening.size:
-            return None
-        before = prompt.size - self._opening.size
-        return before if np.array_equal(prompt[before:], self._opening) else None
-
-    def user(self, messages: list[dict], prompt: np.ndarray) -> int | None:
-        """Tokens of a prompt before its last user message: a question taken back or asked otherwise parts there.
-
-        From a rendering of that message on, for the same reason. None where it is not the prompt's end.
-        """
-        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is None or self._probe is None:
-            return None
-        try:
-            tail = self.render([PROBE, *messages[last:]])[self._probe.size :]
-        except ValueError:
-            return None
-        before = prompt.size - tail.size
-        return before if before > 0 and np.array_equal(prompt[before:], tail) else None
+        self.boundaries = Boundaries(engine.model.template, enable_thinking=thinking)
 
     def clear(self) -> None:
         """Begins again, with the same system message."""
@@ -134,8 +63,8 @@ class Conversation:
             prompt,
             sampling=self.sampling,
             max_tokens=self.max_tokens,
-            history=self.history(prompt),
-            user=self.user(messages, prompt),
+            history=self.boundaries.history(prompt),
+            user=self.boundaries.user(messages, prompt),
             progress=progress,
             cancel=cancel,
         )

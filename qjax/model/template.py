@@ -16,7 +16,7 @@ from qjax.model.tokenizer import Tokenizer
 class Template:
     """A Jinja chat template over a tokenizer; runs in Jinja's sandbox, with the settings that Qwen's templates are written for.
 
-    `source`: its text.
+    `source`: its text. `special_ids`: tokens that no text of a user becomes.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer):
@@ -34,7 +34,7 @@ class Template:
             self._program = environment.from_string(source)
         except jinja2.TemplateSyntaxError as e:
             raise CheckpointError(f"chat template: expected Jinja, found in line {e.lineno}: {e.message}") from e
-        self.source = source
+        self.source, self.special_ids = source, frozenset(tokenizer.special.values())
         specials = sorted(tokenizer.special, key=len, reverse=True)
         self._cut = re.compile("(" + "|".join(map(re.escape, specials)) + ")") if specials else None
 

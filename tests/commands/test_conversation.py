@@ -7,11 +7,9 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qjax.caches.keys import common
-from qjax.commands.conversation import Conversation, Thinking
+from qjax.commands.conversation import Conversation
 from qjax.engine import ContextOverflow
 from qjax.purity import Outcome, compare, leaves
 from qjax.state import BLOCK
@@ -28,27 +26,6 @@ def drain(turn):
     for _ in turn:
         pass
     return turn
-
-
-@pytest.mark.parametrize(
-    ("text", "opened", "reasoning", "content"),
-    [
-        ("It is 4.\n</think>\n\nFour.", True, "It is 4.\n", "\n\nFour."),
-        ("<think>It is 4.</think>Four.", False, "It is 4.", "Four."),
-        (" \n<think>x</think>y</think>", False, "x", "y</think>"),
-        ("Four.", False, "", "Four."),
-        ("Is <think>this</think> so?", False, "", "Is <think>this</think> so?"),
-        ("Not done </thin", True, "Not done </thin", ""),
-        ("<thi", False, "", "<thi"),
-        ("", True, "", ""),
-    ],
-)
-@given(cuts=st.lists(st.integers(0, 40)))
-def test_reasoning_and_content_part_alike_however_the_text_is_cut(text, opened, reasoning, content, cuts):
-    thinking = Thinking(opened)
-    edges = sorted({0, *(cut for cut in cuts if cut < len(text))})
-    pieces = [thinking.feed(text[a:b]) for a, b in itertools.pairwise([*edges, len(text)])] + [thinking.flush()]
-    assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == (reasoning, content)
 
 
 @pytest.mark.parametrize("thinks", [True, False])
@@ -117,7 +94,7 @@ def test_a_template_that_cannot_be_asked_tells_no_boundary(engine, answers, monk
     conversation = Conversation(engine, system="You answer briefly.")
     answers("x</think>Yes.", "x</think>Yes.")
     prompt = drain(conversation.say("Hello.")).prompt
-    assert (conversation.history(prompt), conversation.user(conversation.messages, prompt)) == (None, None)
+    assert (conversation.boundaries.history(prompt), conversation.boundaries.user(conversation.messages, prompt)) == (None, None)
     assert drain(conversation.say("Well?")).start > 0
 
 

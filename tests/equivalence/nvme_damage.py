@@ -8,13 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from qjax.caches.nvme.chain import Chain
+from qjax.engine import Engine
 from storage.arrays import Leaf
 from storage.entry import Entry, seal, unseal
 from tests.bits import assert_bits_equal
-from tests.equivalence.test_resident import answer, cold
+from tests.equivalence.nvme import started
+from tests.equivalence.test_resident import answer, cold, followed
+from tests.models import prompt
 
 GRID = 64
 _cold: dict[bytes, tuple] = {}
+
+
+def keep(engine: Engine, directory: Path) -> tuple[Path, np.ndarray]:
+    """A directory with heads of a prompt and the conversation that it began; and that one's next turn."""
+    tokens = prompt(300)
+    with started(engine, directory):
+        _, generated, _ = answer(engine, tokens, user=tokens.size)
+    return directory, followed(tokens, generated, prompt(20, seed=9))
 
 
 def entry(directory: Path, key: str) -> Path:
@@ -30,6 +41,11 @@ def keys(directory: Path, prefix: str = "") -> set[str]:
 def there(directory: Path) -> set[str]:
     """Of all that is left of entries, finished or not."""
     return {path.name for path in directory.glob("*/*") if path.is_dir()}
+
+
+def files(directory: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all there is."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")}
 
 
 def leaves(directory: Path, key: str) -> list[str]:

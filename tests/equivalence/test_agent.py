@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from qjax.boundaries import Boundaries
 from qjax.caches.keys import common
 from qjax.commands import demo_conversation as talk
 from qjax.commands.conversation import Conversation, Turn
@@ -116,6 +117,6 @@ def test_a_client_that_drops_the_reasoning(chat_engine, level, most):
 
 def test_control_without_the_boundaries(chat_engine, monkeypatch):
     """A client that says nothing of them: some turn reads more than a block of what was there."""
-    monkeypatch.setattr(Conversation, "history", lambda self, prompt: None)
+    monkeypatch.setattr(Boundaries, "history", lambda self, prompt: None)
     with cached(chat_engine):
         assert max(turn.read_again for turn in turns(chat_engine)) > BLOCK

@@ -3,7 +3,9 @@
 import errno
 import fcntl
 import gc
+import mmap
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +200,27 @@ def test_the_threads_of_a_closed_storage_end(root):
     for thread in threads:
         thread.join(60)
     assert ours() == []
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="a kernel without huge pages")
+def test_memory_to_read_into_asks_for_huge_pages():
+    """Its mapping's flags have "hg", and not "sh": for memory that is shared they would not count. The control: memory as it comes."""
+
+    def flags(mapped) -> set[str]:
+        address, found = np.frombuffer(mapped, np.uint8).ctypes.data, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                found = begin <= address < end
+            elif found and line.startswith("VmFlags:"):
+                return set(line.split()[1:])
+        raise AssertionError(f"no mapping has address {address:x}")
+
+    assert "hg" in flags(host((2**22,), np.uint8))
+    assert "sh" not in flags(host((2**22,), np.uint8))
+    plain = flags(mmap.mmap(-1, 2**22))
+    assert "hg" not in plain
+    assert "sh" in plain
 
 
 def test_the_time_that_sums_take_is_told(opened):

@@ -21,7 +21,10 @@ def _next(before: bytes, keys: np.ndarray) -> bytes:
 
 def at_end(line: str, tail: np.ndarray) -> str:
     """The hash at the end of some key ids past a line. ValueError where the line's is none."""
-    return _next(bytes.fromhex(line), tail).hex() if tail.size else line
+    before = bytes.fromhex(line)
+    if len(before) != SIZE:
+        raise ValueError(f"expected a line's hash of {SIZE} bytes, found {line!r}")
+    return _next(before, tail).hex() if tail.size else line
 
 
 class Chain:

@@ -21,7 +21,7 @@ from qjax.caches.nvme.spill import read_back, spill
 from qjax.caches.nvme.staging import Staging
 from qjax.caches.nvme.writer import Writer
 from qjax.caches.session import Session
-from qjax.caches.tier import Hit, Restored, Unusable
+from qjax.caches.tier import Gone, Hit, Restored, Unusable
 from qjax.config import TOKEN, DiskConfig
 from qjax.interrupts import deferred
 from qjax.pages import PagePool, PoolFull
@@ -120,6 +120,9 @@ class Nvme:
             with self.held(hit):
                 restored, _ = restore(self._pool, self.reader, filed, chain.keys, hit.start, hit.whole)
         except Damaged as damaged:
+            if filed.key not in self.index.anchors:  # since it was found it was evicted, or a page below it found no room in the files
+                self.index.drop(filed, "budget")
+                raise Gone(f"{filed.key} was given up meanwhile") from damaged
             if not damaged.told:
                 log.warning("entry %s, and is removed", damaged)
             self._discard(filed, damaged.key)
@@ -149,6 +152,13 @@ class Nvme:
         filed = hit.entry[0]
         log.warning("entry %s is removed: a request could not go on from it", filed.key)
         self._discard(filed, filed.key)
+
+    def failed_session(self, key: str) -> None:
+        """The same of one on a session that was read back."""
+        if session := self.index.sessions.get(key):
+            log.warning("entry %s is removed: a request could not go on from it", key)
+            self.counts["damaged"] += 1
+            self.index.drop_session(session, "damaged")
 
     # -- what it has written
 
@@ -245,7 +255,10 @@ class Nvme:
         budget = self._config.bytes("spill_gb" if use == SPILL else "disk_gb")
         if nbytes > budget or not self._leaves_free(nbytes - self.index.bytes(use)):
             return False  # and nothing goes for it in vain
-        return self.index.evict(use, budget - nbytes, lambda: self._leaves_free(nbytes))
+        room = self.index.evict(use, budget - nbytes, lambda: self._leaves_free(nbytes))
+        if use == DISK:  # pages below anchors of both may be the spill's now
+            self.index.evict(SPILL, self._config.bytes("spill_gb"))
+        return room
 
     def _leaves_free(self, nbytes: int) -> bool:
         free = self.storage.free()

@@ -66,10 +66,15 @@ class Index:
             log.log(logging.INFO if isinstance(error, Incomplete) else logging.WARNING, "%s is not used: %s", entry.key, error)
 
     def _remove(self, keys: Iterable[str], reason: str) -> None:
+        """Takes files away that the index no longer has; not what has come back, or is about to: it would be lost after it was written."""
         for key in keys:
             self.dropped[reason] += 1
             if not self._storage.read_only:
-                self._storage.drop(key)
+                self._storage.drop(key, lambda key=key: reason != "damaged" and self._is_wanted(key))
+
+    def _is_wanted(self, key: str) -> bool:
+        """Without the lock, which the storage's must not wait for."""
+        return key in self._in_use or key in self._pages or key in self.anchors or key in self.sessions
 
     def now(self) -> float:
         """Unix seconds."""
@@ -104,9 +109,11 @@ class Index:
         """An expected anchor is there, or will not be. ValueError as of add_anchor."""
         with self._lock:
             filed = self._coming.pop(key, None)
-            if entry is not None:
+            if entry is not None and filed is not None:
                 self.add_anchor(entry)
-                self.anchors[key].hits += filed.hits if filed else 0
+                self.anchors[key].hits += filed.hits
+        if entry is not None and filed is None:
+            self._remove([key], "damaged")  # it was dropped on its way
 
     def _page(self, key: str, nbytes: int, use: str) -> Page:
         if key not in self._pages:
@@ -215,8 +222,12 @@ class Index:
     def evict(self, use: str, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
         """Drops what is worth least until a use holds at most so many bytes and it is `enough`; whether that came true.
 
-        Of the spill whole sessions, by their last use. What is held stays.
+        Of the spill whole sessions, by their last use. What is held stays; where that alone is too much, nothing goes.
         """
+        with self._lock:
+            there = [one for key in self._in_use if (one := self._pages.get(key) or self.anchors.get(key))]
+        if sum(one.nbytes for one in there if one.use == use) > limit:
+            return False
         while self.bytes(use) > limit or not enough():
             with self._lock:
                 doomed = self._least(use, set(self._in_use))
@@ -248,6 +259,7 @@ class Index:
     def drop(self, filed: FiledAnchor, reason: str) -> None:
         """Removes an anchor, and the pages that no other stands on."""
         with self._lock:
+            self._coming.pop(filed.key, None)
             doomed = self._forget(filed)
         self._remove(doomed, reason)
 

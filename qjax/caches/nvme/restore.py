@@ -1,11 +1,12 @@
 """Restore: from the files of an anchor and of the pages below it to a sequence in the pool.
 
-Pages are read some at a time, by a thread, while those before them are copied into the pool. Before a byte of a page reaches it, the page's
-sums have been checked (by the storage) and its key ids compared with the prompt's, one by one.
+Pages are read by threads while the one before them is copied into the pool. Before a byte of a page reaches it, the page's sums have been
+checked (by the storage) and its key ids compared with the prompt's, one by one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,8 +20,8 @@ from qjax.pages import PagePool, PoolFull
 from qjax.state import Layout, Section, Sequence, held
 from storage import Storage, host
 
-TOGETHER = 4
-"""Pages read at once: their files are read side by side, and copying begins when the first of them are there."""
+AHEAD = 2
+"""Pages that are read at once, each into memory that is used again and again: memory that is new can come slower than what the disk gives."""
 
 
 class Damaged(Gone):
@@ -36,6 +37,7 @@ class Reader:
 
     def __init__(self, storage: Storage, writer: Writer, layout: Layout):
         self._storage, self._writer, self._layout = storage, writer, layout
+        self._memory = [self._page() for _ in range(AHEAD)]  # none of it is there before it is read into
 
     def read(self, wanted: dict[str, dict[str, np.ndarray]]) -> list[Mapping[str, np.ndarray]]:
         """The arrays of some entries: key -> memory that each is read into. Raises Damaged, or Unusable where one cannot be reached."""
@@ -63,14 +65,15 @@ class Reader:
             raise Damaged(filed.key, "is not what its key says")
         return arrays
 
-    def page(self) -> dict[str, np.ndarray]:
+    def _page(self) -> dict[str, np.ndarray]:
         """Memory for one page."""
         grid = self._layout.grid
         views = {v.name: host(v.page_shape(grid), held(v.dtype)) for v in self._layout.views}
         return views | {IDS: host((grid,), np.int64), TOKENS: host((grid,), np.int32)}
 
-    def pages(self, keys: tuple[str, ...]) -> list[Mapping[str, np.ndarray]]:
-        return self.read({key: self.page() for key in keys})
+    def page(self, key: str, number: int) -> Mapping[str, np.ndarray]:
+        """The page of this number, in memory that the one AHEAD numbers later is read into."""
+        return self.read({key: self._memory[number % AHEAD]})[0]
 
 
 def placed(specs: tuple[Section, ...], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, jax.Array]:
@@ -89,26 +92,23 @@ def restore(
     names = filed.pages[: -(-start // grid)]
     if pool.free < len(names):
         raise PoolFull(f"expected {len(names)} free pages, found {pool.free}")
-    groups = [names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)]
     pages, ids, tokens = [], [], []
-    with ThreadPoolExecutor(1, "qjax-reader") as thread:
-        coming = thread.submit(reader.pages, groups[0])
+    with ThreadPoolExecutor(AHEAD, "qjax-reader") as threads:
+        coming = deque(threads.submit(reader.page, name, number) for number, name in enumerate(names[:AHEAD]))
         try:
             arrays = reader.anchor(filed, logits)
-            for number, group in enumerate(groups):
-                found = coming.result()
-                if number + 1 < len(groups):
-                    coming = thread.submit(reader.pages, groups[number + 1])
-                for name, rows in zip(group, found, strict=True):
-                    first = len(pages) * grid
-                    n = min(grid, start - first)
-                    if keys is not None and not np.array_equal(rows[IDS][:n], keys[first : first + n]):
-                        raise Damaged(name, "has other key ids than the prompt")
-                    pages.append(pool.take())
-                    pool.write_page(pages[-1], {v.name: rows[v.name] for v in pool.layout.views}, n)
-                    ids.append(rows[IDS][:n])
-                    tokens.append(rows[TOKENS][:n])
-            jax.block_until_ready(pool.views)
+            for number, name in enumerate(names):
+                rows, first = coming.popleft().result(), number * grid
+                n = min(grid, start - first)
+                if keys is not None and not np.array_equal(rows[IDS][:n], keys[first : first + n]):
+                    raise Damaged(name, "has other key ids than the prompt")
+                pages.append(pool.take())
+                pool.write_page(pages[-1], {v.name: rows[v.name] for v in pool.layout.views}, n)
+                ids.append(rows[IDS][:n].copy())
+                tokens.append(rows[TOKENS][:n].copy())
+                jax.block_until_ready(pool.views)  # by then the rows were read, and the next page may lie there
+                if number + AHEAD < len(names):
+                    coming.append(threads.submit(reader.page, names[number + AHEAD], number + AHEAD))
         except BaseException:
             pool.release(pages)
             raise

@@ -102,7 +102,7 @@ def _read(pool: PagePool, reader: Reader, filed: FiledSession, anchors: list[Fil
                 logits = np.array(arrays[LOGITS]) if one.logits else None
                 found.append(_anchor(one, sequence.replace(length=np.int32(one.length), **parts), logits))
         session = Session(pool, ids, filed.tenant, sequence, found, filed.history, "resident")
-        session.turns, session.source = filed.turns, SPILL
+        session.turns, session.source, session.filed = filed.turns, SPILL, filed.key
         return session
     finally:
         pool.release(sequence.pages)

@@ -55,6 +55,8 @@ class Staging:
         def done(entry: Entry | None) -> None:
             if entry is not None:
                 self._index.add_page(entry, use)
+            else:
+                self._index.drop_over(key, "budget")  # nothing can stand on it
 
         self._index.hold([key])
         self._writer.put(key, rows, {"rows": n}, use, done=done)
@@ -115,12 +117,17 @@ class Staging:
         history = min(session.history, length)
         fields = {"tenant": session.tenant, "length": length, "history": history, "turns": session.turns, "resident": resident}
         fields |= {"tail": chain.keys[length - length % grid : length].tolist(), "pages": pages, "anchors": anchors}
-        key = f"{SESSION}{content_sum({}, f'{session.tenant} {pages} {anchors} {history} {resident}')}"
+        key = f"{SESSION}{content_sum({}, f'{session.tenant!r} {pages} {anchors} {history} {resident}')}"
+
+        self._index.hold([key])
 
         def done(entry: Entry | None) -> None:
-            if entry is not None:
-                self._index.add_session(entry)
-                self._index.supersede(entry.key, chain.keys)
+            try:
+                if entry is not None:
+                    self._index.add_session(entry)
+                    self._index.supersede(entry.key, chain.keys)
+            finally:
+                self._index.let_go([key])
 
         self._writer.put(key, {}, fields, use, anchors, done)
 

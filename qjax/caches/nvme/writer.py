@@ -92,12 +92,12 @@ class Writer:
             self._failing = True
         finally:
             try:
-                done(entry)
+                with self._room:  # by its end the index has it: counted twice for a moment, it would cost another one its place
+                    self._granted[use] -= granted
+                    done(entry)
             except ValueError as error:
                 log.warning("%s was written and is not used: %s", key, error)
             finally:
-                with self._room:
-                    self._granted[use] -= granted
                 with self._changed:
                     self._pending.pop(key, None)
                     self._changed.notify_all()

@@ -1,0 +1,291 @@
+"""Requests that break off, and Ctrl-C, around the tier on NVMe: what is unusable goes, what is good stays, and nothing is held."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from qjax.caches.nvme.staging import Staging
+from qjax.pages import PagePool, PoolFull
+from qjax.slot import Slot
+from storage import Storage
+from tests.equivalence.nvme import Slow, recount, started
+from tests.equivalence.nvme_damage import assert_cold, keys, there, warnings
+from tests.equivalence.test_nvme_faults import ANCHORS, ASKED, HEAD, NOTHING_WRITTEN, PAGES
+from tests.equivalence.test_resident import answer, followed
+from tests.models import prompt
+
+WHOLE = HEAD[:256]
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_engine, tmp_path_factory):
+    """Heads of a prompt that ends on its last line, so that its last anchor has logits."""
+    directory = tmp_path_factory.mktemp("heads")
+    with started(tiny_engine, directory, session_spill=False):
+        answer(tiny_engine, WHOLE, user=WHOLE.size)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def conversation(tiny_engine, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("conversation")
+    with started(tiny_engine, directory, disk_gb=0):
+        _, generated, _ = answer(tiny_engine, HEAD)
+    return directory, followed(HEAD, generated, prompt(20, seed=9))
+
+
+@pytest.fixture
+def directory(heads, tmp_path):
+    return shutil.copytree(heads, tmp_path / "states")
+
+
+def broken(monkeypatch, method: str, error: BaseException, times: int = 1) -> None:
+    """The next forwards raise."""
+    forward, left = getattr(Slot, method), [times]
+
+    def raising(*arguments, **named):
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return forward(*arguments, **named)
+
+    monkeypatch.setattr(Slot, method, raising)
+
+
+@pytest.mark.parametrize("method", ["prefill", "step"])
+def test_d3_a_state_that_cannot_be_gone_on_from(tiny_engine, directory, caplog, monkeypatch, method):
+    """D3: the first forward after the restore raises: the entry is gone, in one line, and a client that tries again gets on."""
+    tokens = np.concatenate([WHOLE, prompt(100 if method == "prefill" else 20, seed=9)])
+    with started(tiny_engine, directory, **NOTHING_WRITTEN) as caches:
+        broken(monkeypatch, method, RuntimeError("no such state"), times=3)
+        for number in (4, 3, 2):
+            with pytest.raises(RuntimeError, match="no such state"):
+                answer(tiny_engine, tokens)
+            record = caches.ledger.records[-1]
+            assert (record.source, record.start, record.finish) == ("disk", 64 * number, "failed")
+            assert ANCHORS[number] not in there(directory)
+            assert len(warnings(caplog)) == 5 - number
+            assert tiny_engine.pool.free == tiny_engine.pool.pages
+        assert f"entry {ANCHORS[4]} is removed: a request could not go on from it" in warnings(caplog)[0]
+        record = assert_cold(tiny_engine, tokens)
+        assert (record.source, record.start) == ("disk", 64)
+        assert caches.nvme.stats()["damaged"] == 3
+
+
+def test_d3_d2_with_no_token_to_read(tiny_engine, directory, caplog, monkeypatch):
+    """D3, D2: the whole prompt was restored, and the first forward is the answer's."""
+    with started(tiny_engine, directory, **NOTHING_WRITTEN) as caches:
+        broken(monkeypatch, "step", RuntimeError("no such state"))
+        generation = tiny_engine.generate(WHOLE, max_tokens=5)
+        with pytest.raises(RuntimeError, match="no such state"):
+            list(generation)
+        tiny_engine.release(generation.sequence)
+        record = caches.ledger.records[-1]
+        assert (record.source, record.start, record.finish, generation.finish) == ("disk", 256, "failed", "failed")
+        assert caches.resident.sessions == []
+        assert ANCHORS[4] not in there(directory)
+        assert len(warnings(caplog)) == 1
+        record = assert_cold(tiny_engine, WHOLE)
+        assert (record.source, record.start) == ("disk", 192)
+
+
+def test_d3_a_conversation_that_was_read_back(tiny_engine, conversation, tmp_path, caplog, monkeypatch):
+    """D3: it lies in the pool, and would be found there for ever."""
+    kept, turn = conversation
+    directory = shutil.copytree(kept, tmp_path / "states")
+    with started(tiny_engine, directory, disk_min_tokens=10**6) as caches:
+        broken(monkeypatch, "prefill", RuntimeError("no such state"))
+        broken(monkeypatch, "step", RuntimeError("no such state"))
+        with pytest.raises(RuntimeError, match="no such state"):
+            answer(tiny_engine, turn)
+        assert (caches.ledger.records[-1].source, caches.resident.sessions) == ("spill", [])
+        assert len(warnings(caplog)) == 1
+        assert not keys(directory, "[pas]-")
+        monkeypatch.undo()
+        assert assert_cold(tiny_engine, turn).source == "cold"
+
+
+def test_no_page_is_no_fault_of_the_entry(tiny_engine, directory, caplog, monkeypatch):
+    with started(tiny_engine, directory, **NOTHING_WRITTEN):
+        broken(monkeypatch, "step", PoolFull("none is left"))
+        with pytest.raises(PoolFull):
+            answer(tiny_engine, ASKED[:270])
+        assert warnings(caplog) == []
+        assert {*PAGES[1:5], *ANCHORS[1:5]} <= there(directory)
+        record = assert_cold(tiny_engine, ASKED[:270])
+        assert (record.source, record.start) == ("disk", 256)
+
+
+@pytest.mark.parametrize("which", ["progress", "cancel"])
+@pytest.mark.parametrize("tokens", [ASKED, WHOLE], ids=["prompt", "answer"])
+def test_an_error_of_the_callers_is_no_fault_of_the_entry(tiny_engine, directory, caplog, which, tokens):
+    """A client that has gone away, before the first forward: in the prompt, or in the answer to one that was restored whole."""
+
+    def gone(*_):
+        raise BrokenPipeError("nobody listens")
+
+    with started(tiny_engine, directory, **NOTHING_WRITTEN):
+        generation = tiny_engine.generate(tokens, max_tokens=5, **{which: gone})
+        with pytest.raises(BrokenPipeError):
+            list(generation)
+        if generation.sequence is not None:
+            tiny_engine.release(generation.sequence)
+        assert warnings(caplog) == []
+        assert {*PAGES[1:5], *ANCHORS[1:5]} <= there(directory)
+        assert tiny_engine.caches.ledger.records[-1].source == "disk"
+        assert assert_cold(tiny_engine, ASKED).start == 256
+
+
+def test_what_did_not_end_is_no_measure_of_a_prefill(tiny_engine, directory, monkeypatch):
+    """Cancelled and failed prefills took no time that counts: else the tier would seem slower than any prefill, and be silent from then on."""
+    with started(tiny_engine, directory, rates=True, **NOTHING_WRITTEN) as caches:
+        rates = caches.nvme.rates
+        answer(tiny_engine, prompt(200, seed=3))
+        before = rates.stats()["prefill_tokens_per_s"]
+        assert before > 0
+        run = tiny_engine.generate(prompt(300, seed=4), max_tokens=5, cancel=iter([False, True, True]).__next__)
+        list(run)
+        tiny_engine.release(run.sequence)
+        assert run.finish == "cancelled"
+        broken(monkeypatch, "prefill", RuntimeError("broken"))
+        with pytest.raises(RuntimeError, match="broken"):
+            answer(tiny_engine, prompt(300, seed=5))
+        assert rates.stats()["prefill_tokens_per_s"] == before
+        answer(tiny_engine, prompt(300, seed=6))
+        assert rates.stats()["prefill_tokens_per_s"] != before  # the control
+
+
+def interrupting(monkeypatch, where: type, method: str, at: int) -> None:
+    """Ctrl-C comes while a method is called for the so-manieth time."""
+    function, left = getattr(where, method), [at]
+
+    def interrupted(*arguments, **named):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(where, method, interrupted)
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda *what: interrupting(monkeypatch, *what)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_ctrl_c_in_a_restore(tiny_engine, directory, caplog, ctrl_c, at):
+    """While the first page comes in, and while a later one does: nothing is held, nothing is lost, and the next try is served."""
+    with started(tiny_engine, directory, **NOTHING_WRITTEN) as caches:
+        ctrl_c(PagePool, "write_page", at)
+        with pytest.raises(KeyboardInterrupt):
+            answer(tiny_engine, ASKED)
+        assert caches.ledger.records[-1].finish == "failed"
+        assert tiny_engine.pool.free == tiny_engine.pool.pages
+        assert not caches.nvme.index._in_use
+        record = assert_cold(tiny_engine, ASKED)
+        assert (record.source, record.start, warnings(caplog)) == ("disk", 256, [])
+
+
+@pytest.mark.parametrize(("method", "at"), [("page", 1), ("page", 3), ("anchor", 1), ("anchor", 2)])
+def test_ctrl_c_while_something_is_staged(tiny_engine, tmp_path, caplog, ctrl_c, method, at):
+    """In the middle of an offer: it ends the answer, and not what is on its way to the files."""
+    with started(tiny_engine, tmp_path, session_spill=False) as caches:
+        ctrl_c(Staging, method, at)
+        run = tiny_engine.generate(HEAD, max_tokens=5, user=HEAD.size)
+        with pytest.raises(KeyboardInterrupt):
+            list(run)
+        tiny_engine.release(run.sequence)
+        recount(caches, tmp_path)
+        caches.clear()
+        assert tiny_engine.pool.free == tiny_engine.pool.pages
+        assert (assert_cold(tiny_engine, ASKED).start, warnings(caplog)) == (256, [])
+    with started(tiny_engine, tmp_path, **NOTHING_WRITTEN) as caches:
+        assert assert_cold(tiny_engine, ASKED).start == 256
+
+
+@pytest.mark.parametrize(("method", "at"), [("page", 1), ("page", 4), ("anchor", 1), ("session", 1)])
+def test_ctrl_c_in_a_planned_stop(tiny_engine, tmp_path, caplog, ctrl_c, method, at):
+    """It ends the stop at once. Of the conversation all is there or nothing; the directory is free for the next engine."""
+    context = started(tiny_engine, tmp_path, disk_gb=0)
+    context.__enter__()
+    _, generated, _ = answer(tiny_engine, HEAD)
+    ctrl_c(Staging, method, at)
+    with pytest.raises(KeyboardInterrupt):
+        context.__exit__(None, None, None)
+    tiny_engine.caches.clear()
+    assert tiny_engine.pool.free == tiny_engine.pool.pages
+    with started(tiny_engine, tmp_path, disk_gb=0) as caches:
+        assert (caches.nvme.storage.read_only, warnings(caplog)) == (False, [])
+        recount(caches, tmp_path)
+        assert_cold(tiny_engine, followed(HEAD, generated, prompt(20, seed=9)))
+
+
+def test_ctrl_c_while_a_planned_stop_waits(tiny_engine, tmp_path, caplog, ctrl_c, monkeypatch):
+    """For the disk: what was begun is finished, what was not is left out."""
+    context = started(tiny_engine, tmp_path, disk_gb=0)
+    context.__enter__()
+    answer(tiny_engine, HEAD)
+    with Slow(monkeypatch) as slow:
+
+        def interrupt():
+            while len(slow.keys) < 2:
+                pass
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            slow.go()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            context.__exit__(None, None, None)
+        thread.join()
+    tiny_engine.caches.clear()
+    assert 2 <= len(slow.keys) < 10
+    with started(tiny_engine, tmp_path, disk_gb=0) as caches:
+        assert (caches.nvme.storage.read_only, caches.resident.sessions, warnings(caplog)) == (False, [], [])
+        recount(caches, tmp_path)
+        assert assert_cold(tiny_engine, ASKED).source == "cold"
+
+
+def test_what_is_written_again_while_its_files_go(tiny_engine, tmp_path, monkeypatch):
+    """What is dropped leaves the index first and the storage later; a request that writes it in between finds it there afterwards."""
+    drop, removes = Storage.drop, threading.Event()
+
+    def late(storage, key, *more):
+        if threading.current_thread() is thread:
+            assert removes.wait(60)
+        return drop(storage, key, *more)
+
+    with started(tiny_engine, tmp_path, session_spill=False) as caches:
+        answer(tiny_engine, HEAD, user=HEAD.size)
+        caches.nvme.drain()
+        thread = threading.Thread(target=caches.nvme.index.drop_all)
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "drop", late)
+            thread.start()
+            while caches.nvme.index.anchors:
+                time.sleep(0.001)
+            caches.clear()
+            answer(tiny_engine, HEAD, user=HEAD.size)
+            caches.nvme.drain()
+            removes.set()
+            thread.join()
+        recount(caches, tmp_path)
+        caches.clear()
+        assert assert_cold(tiny_engine, ASKED).start == 256
+
+
+def test_a_second_stop_is_nothing(tiny_engine, tmp_path):
+    with started(tiny_engine, tmp_path) as caches:
+        answer(tiny_engine, HEAD)
+        caches.close()
+        before = keys(tmp_path)
+        caches.close()
+        assert keys(tmp_path) == before
