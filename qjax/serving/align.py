@@ -16,7 +16,7 @@ import numpy as np
 from qjax.caches.keys import common
 from qjax.model.tokenizer import Tokenizer
 from qjax.serving.parse import Call, Span
-from qjax.serving.records import Chain, Layout, Record, Records, called, ids, text_of
+from qjax.serving.records import Chain, Layout, Record, Records, called, ids
 from qjax.serving.spelling import Spelling
 from qjax.serving.thinking import CLOSE
 
@@ -73,7 +73,7 @@ class Aligned:
     matched: int | None
     parted: Parted | None
     tenant: str
-    kwargs: dict
+    variables: dict
     key: bytes
     said: tuple[str, ...]
     base: Record | None
@@ -106,16 +106,16 @@ class Aligner:
         self._closing = closing if closing.size and closing[0] in tokenizer.stop_ids else None
         self._thought = thought if self._closing is not None and CLOSE in tokenizer.decode(thought) else None
 
-    def align(self, messages: list[dict], tools: list[dict] | None, kwargs: dict, *, tenant: str = "", limit: int | None = None) -> Aligned:
-        """The prompt of messages as the template takes them; one of more than `limit` tokens is not aligned.
+    def align(self, messages: list[dict], tools: list[dict] | None, variables: dict, *, tenant: str = "", limit: int | None = None) -> Aligned:
+        """The prompt of messages as render.messages_of has them; one of more than `limit` tokens is not aligned.
 
         Raises ValueError with the template's complaint.
         """
-        sent = np.array(self._render(messages, tools, **kwargs), np.int32)
-        keys = self._chain.keys(self._chain.start(tenant, tools, kwargs), messages)
+        sent = np.array(self._render(messages, tools, **variables), np.int32)
+        keys = self._chain.keys(self._chain.start(tenant, tools, variables), messages)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         said = tuple(_reasoning(messages[i]) for i in answers)
-        asked, parted = dict(tenant=tenant, kwargs=kwargs, key=keys[-1]), None
+        asked, parted = dict(tenant=tenant, variables=variables, key=keys[-1]), None
         for known in range(len(answers), 0, -1):
             at = answers[known - 1]
             found = self._find(messages[at], keys[at], keys[at + 1], said[:known])
@@ -124,7 +124,7 @@ class Aligner:
                 continue
             record, read = found
             closing = self._closing if read.closed else self._thought
-            if closing is None or (after := self._after(messages[at:], sent, kwargs)) is None:
+            if closing is None or (after := self._after(messages[at:], sent, variables)) is None:
                 parted = Parted(at, Why.TEMPLATE)
                 break
             tail = np.concatenate([np.array(self._tokenizer.encode(read.rest), np.int32), closing, after])
@@ -163,7 +163,7 @@ class Aligner:
                 ids=tuple(ids(message)),
                 said=(*prompt.said, reasoning.strip()),
                 whole=(tokens.size, "") if len(text) == len(spelling.text) else spelling.cut(len(text)),
-                faithful=None if self._align else self._is_faithful(spelling, layout, reasoning, content, prompt.kwargs),
+                faithful=None if self._align else self._is_faithful(spelling, layout, reasoning, content, prompt.variables),
             )
         )
 
@@ -180,10 +180,9 @@ class Aligner:
 
     def _read(self, record: Record, message: dict, said: tuple[str, ...]) -> Reading | Why:
         """What a copy says of a record that stands after the same messages."""
-        text, calls, content, layout = text_of(message), called(message), record.content.strip(), record.layout
-        if not isinstance(text, str) or any(v for name, v in message.items() if name not in ("role", "content", "reasoning_content", "tool_calls")):
+        text, calls, content, layout = message["content"].strip(), called(message), record.content.strip(), record.layout
+        if any(v for name, v in message.items() if name not in ("role", "content", "reasoning_content", "tool_calls")):
             return Why.ANSWER
-        same, text = text == record.content, text.strip()
         if not (text == content and calls == list(record.calls[: len(calls)]) if calls else content.startswith(text)):
             return Why.ANSWER
         if not self._chain.loose and ids(message) != list(record.ids[: len(calls)]):
@@ -197,7 +196,7 @@ class Aligner:
         if not self._reasoning and any(mine and not theirs for mine, theirs in zip(record.said, said, strict=True)):
             return Why.OFF
         if not self._align:
-            same = same and (not sent or message["reasoning_content"] == record.reasoning)
+            same = message["content"] == record.content and (not sent or message["reasoning_content"] == record.reasoning)
             return Reading(*record.whole, layout.closed, own) if whole and not broken and same and record.faithful else Why.OFF
         if whole and not broken:
             return Reading(*record.whole, layout.closed, own)
@@ -209,15 +208,15 @@ class Aligner:
         end = layout.calls[len(calls) - 1] if calls else spelling.end_of(len(text), *layout.content)
         return Reading(*spelling.cut(end), True, own)
 
-    def _after(self, messages: list[dict], sent: np.ndarray, kwargs: dict) -> np.ndarray | None:
+    def _after(self, messages: list[dict], sent: np.ndarray, variables: dict) -> np.ndarray | None:
         """What the template writes after the first of some messages, an answer; None where that depends on what came before.
 
         Told from a conversation that begins with that answer: it is read in a time that goes with what is new, where all messages but those
         after the answer take as long again as the prompt does, 0.1 s at 180,000 tokens on a CPU. It has to be the end of that prompt.
         """
         try:
-            begun = np.array(self._render([PROBE, messages[0]], None, add_generation_prompt=False, **kwargs), np.int32)
-            whole = np.array(self._render([PROBE, *messages], None, **kwargs), np.int32)
+            begun = np.array(self._render([PROBE, messages[0]], None, add_generation_prompt=False, **variables), np.int32)
+            whole = np.array(self._render([PROBE, *messages], None, **variables), np.int32)
         except ValueError:  # a template that wants more than a user's message before an answer
             return None
         after = whole[begun.size :]
@@ -235,31 +234,29 @@ class Aligner:
             return np.zeros(0, np.int32)
         return written[0][: min(common(written[0], other) for other in written[1:])][::-1]
 
-    def _is_faithful(self, spelling: Spelling, layout: Layout, reasoning: str, content: str, kwargs: dict) -> bool:
+    def _is_faithful(self, spelling: Spelling, layout: Layout, reasoning: str, content: str, variables: dict) -> bool:
         """Whether the template writes an answer, up to its calls, with the white space that its tokens have, hidden ones aside."""
         if self._closing is None:
             return False
         (start, stop), decode = layout.reasoning, self._tokenizer.decode
         text = spelling.text[:start] + reasoning + spelling.text[stop : layout.thought] + content
         message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
-        written = decode(self._render([PROBE, message], None, add_generation_prompt=False, **kwargs))
-        return decode(self._render([PROBE], None, **kwargs)) + text + decode(self._closing) == written
+        written = decode(self._render([PROBE, message], None, add_generation_prompt=False, **variables))
+        return decode(self._render([PROBE], None, **variables)) + text + decode(self._closing) == written
 
 
 def _reasoning(message: dict) -> str:
     """The reasoning that a message has, as the template takes it: without outer white space."""
-    reasoning = message.get("reasoning_content")
-    return reasoning.strip() if isinstance(reasoning, str) else ""
+    return message.get("reasoning_content", "").strip()
 
 
 def _is_loose(render: Callable[..., list[int]]) -> bool:
-    """Whether a template trims texts, joins parts of a text, and writes no ids of calls."""
+    """Whether a template trims texts and writes no ids of calls."""
 
     def written(edge: str, given: str) -> list[int]:
         call = {"id": given, "type": "function", "function": {"name": "f", "arguments": {"k": 1}}}
         said = [("system", "s"), ("user", "u"), ("assistant", "a"), ("tool", "t"), ("user", "v")]
         messages = [{"role": role, "content": f"{edge}{text}{edge}"} for role, text in said]
-        messages[-1]["content"] = [{"type": "text", "text": edge + "v"}, {"type": "text", "text": edge}] if edge else "v"
         messages[2]["tool_calls"], messages[3]["tool_call_id"] = [call], given
         return render(messages, None, add_generation_prompt=True)
 

@@ -1,4 +1,7 @@
-"""What the server generated: a record for each answer, found by the messages that it stands after. Lost with the process."""
+"""What the server generated: a record for each answer, found by the messages that it stands after.
+
+Records are lost with the process; what a client then sends is served as sent.
+"""
 
 from __future__ import annotations
 
@@ -36,31 +39,19 @@ def _plain(value):
 def called(message: dict) -> list[tuple[str, str]]:
     """Name and canonical arguments of each call of a message, whether the arguments are an object or its text."""
     calls = []
-    for entry in message.get("tool_calls") or ():
-        function = entry.get("function") or entry
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                calls.append((function["name"], canonical(json.loads(arguments))))
-                continue
-            except (ValueError, RecursionError):  # not JSON, or brackets a thousand deep: it stands for itself
-                arguments = [arguments]
-        calls.append((function["name"], canonical(arguments)))
+    for entry in message.get("tool_calls", ()):
+        arguments = entry["function"]["arguments"]
+        try:
+            said = canonical(json.loads(arguments) if isinstance(arguments, str) else arguments)
+        except (ValueError, RecursionError):  # a model can write a number of 5,000 digits, or brackets 900 deep: that stands for itself
+            said = canonical([str(arguments)])
+        calls.append((entry["function"]["name"], said))
     return calls
 
 
 def ids(message: dict) -> list[str | None]:
     """The ids of a message's calls."""
-    return [entry.get("id") for entry in message.get("tool_calls") or ()]
-
-
-def text_of(message: dict) -> str | list:
-    """A message's content: one text, whether it came as text or as parts of text; a list where it has other parts."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    texts = [part if isinstance(part, str) else part.get("text") for part in content]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    return [entry.get("id") for entry in message.get("tool_calls", ())]
 
 
 class Chain:
@@ -73,15 +64,14 @@ class Chain:
     def __init__(self, loose: bool):
         self.loose = loose
 
-    def start(self, tenant: str, tools: list[dict] | None, kwargs: dict) -> bytes:
+    def start(self, tenant: str, tools: list[dict] | None, variables: dict) -> bytes:
         """The key of a conversation's beginning: who talks, with which tools, in the order sent, and with which variables of the template."""
-        return _hash(b"", [tenant, tools or [], kwargs])
+        return _hash(b"", [tenant, tools or [], variables])
 
     def extend(self, key: bytes, message: dict) -> bytes:
         """The key of the messages of `key` and one more."""
-        text = text_of(message)
         fields = {name: v for name, v in message.items() if v and name not in ("content", "reasoning_content", "tool_calls", "tool_call_id")}
-        fields["content"] = text.strip() if self.loose and isinstance(text, str) else text
+        fields["content"] = message["content"].strip() if self.loose else message["content"]
         fields["calls"] = called(message)
         if not self.loose:
             fields["ids"] = [message.get("tool_call_id"), *ids(message)]

@@ -1,10 +1,13 @@
 """Between the pool and the files: staging is bounded, holds nobody up, is served from, and keeps what it was given."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from qjax.caches.nvme.chain import Chain
 from qjax.caches.nvme.filed import ANCHOR, PAGE
-from storage import Storage
+from storage import Storage, StorageError
 from tests.equivalence.nvme import GB, HEADS, Slow, assert_restored, lengths, recount, same_state, spoil, started
 from tests.equivalence.test_resident import answer, cold, followed
 from tests.models import prompt
@@ -78,8 +81,8 @@ def test_b10_what_is_not_written_yet_is_served(tiny_engine, tmp_path, monkeypatc
             assert tiny_engine.pool.free == tiny_engine.pool.pages
             assert_restored(tiny_engine, tokens, "disk", 256)
             assert caches.nvme.stats()["anchors"] == 0
-        assert slow.keys
         recount(caches, tmp_path)
+        assert slow.keys
         caches.clear()
         assert_restored(tiny_engine, tokens, "disk", 256)
         assert [a.hits for a in caches.nvme.index.anchors.values() if a.length == 256] == [2]
@@ -97,22 +100,25 @@ def test_b10_control_a_pending_write_that_is_wrong_is_seen(tiny_engine, tmp_path
 
 
 def test_b10_a_pending_write_that_fails_is_no_hit_any_more(tiny_engine, tmp_path, monkeypatch):
-    """A page that cannot be written: the anchors over it are not found again, and the prompt is read."""
-    put = Storage.put
+    """The first page cannot be written, while the others still wait: no anchor over it is found, and the prompt is read."""
+    first, failed, put = Chain(prompt(300).astype(np.int64), "", 64).page(0, 300), threading.Event(), Storage.put
 
     def failing(storage, key, arrays, /, **fields):
-        if key.startswith(PAGE):
-            raise ValueError("no such disk")
+        if key == first:
+            raise StorageError("no such disk")
         return put(storage, key, arrays, **fields)
 
+    monkeypatch.setattr(Storage, "put", failing)
     with started(tiny_engine, tmp_path, **HEADS) as caches:
-        monkeypatch.setattr(Storage, "put", failing)
-        answer(tiny_engine, prompt(300))
-        caches.nvme.drain()
-        caches.clear()
-        assert_restored(tiny_engine, prompt(300), "cold", 0)
-        monkeypatch.undo()
+        drop_over = caches.nvme.index.drop_over
+        caches.nvme.index.drop_over = lambda *page: (drop_over(*page), failed.set())
+        with Slow(monkeypatch, tuple(f"p-{digit:x}" for digit in range(16) if f"p-{digit:x}" != first[:3])):
+            answer(tiny_engine, prompt(300))
+            assert failed.wait(60)
+            caches.clear()
+            assert_restored(tiny_engine, prompt(300), "cold", 0)
         recount(caches, tmp_path)
+        assert caches.nvme.stats()["damaged"] == 0
 
 
 def test_a17_the_file_has_the_rows_at_the_hand_off(tiny_engine, tmp_path, monkeypatch):

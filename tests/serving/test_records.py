@@ -135,8 +135,6 @@ def test_keys_tell_all_that_a_template_could_write():
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
         {"role": "user", "content": "a", "name": "n"},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "v"}}]},
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "assistant", "content": "a", "tool_calls": [call, call]},
@@ -147,10 +145,9 @@ def test_keys_tell_all_that_a_template_could_write():
         assert len({chain.extend(start, message) for message in messages}) == len(messages)
         twice = chain.keys(start, [messages[0], messages[2]])
         assert twice != chain.keys(start, [messages[2], messages[0]])
-        assert chain.extend(start, messages[0]) == chain.extend(start, {"role": "user", "content": [{"type": "text", "text": "a"}]})
     edges = {"role": "user", "content": " a\n"}
     assert loose.extend(start, edges) == loose.extend(start, messages[0])
     assert exact.extend(start, edges) != exact.extend(start, messages[0])
-    renamed = {**messages[7], "tool_calls": [{**call, "id": "2"}]}
-    assert loose.extend(start, renamed) == loose.extend(start, messages[7])
-    assert exact.extend(start, renamed) != exact.extend(start, messages[7])
+    renamed = {**messages[5], "tool_calls": [{**call, "id": "2"}]}
+    assert loose.extend(start, renamed) == loose.extend(start, messages[5])
+    assert exact.extend(start, renamed) != exact.extend(start, messages[5])
