@@ -17,7 +17,8 @@ from qjax.bench.trace import Call, read
 from qjax.bench.traffic import agent_trace
 from qjax.caches.keys import common
 from qjax.caches.lookup import Caches
-from qjax.cli import REPLAYS, main
+from qjax.cli import main
+from qjax.cli_bench import REPLAYS
 from qjax.config import MOST_GB, CacheConfig
 from qjax.model.config import ModelConfig
 from qjax.model.qwen3_5 import layout
