@@ -96,25 +96,25 @@ WORTH = st.tuples(st.integers(0, 4), st.floats(0, 20), st.integers(1, 500))
 @settings(max_examples=40)
 @given(st.lists(WORTH, min_size=2, max_size=6), st.lists(WORTH, min_size=0, max_size=3), st.integers(0, 3))
 def test_the_least_valuable_goes_first(first, second, shared):
-    """The chapter's formula, computed anew before each eviction: hits and one, times tokens saved a byte held, halved for every day unused."""
+    """Computed anew before each eviction: prompts that will start there, times the tokens that it saves them, for each byte that it holds."""
     a = chain(prompt(64 * len(first)))
     b = chain(np.concatenate([prompt(64 * shared), prompt(64 * (len(second) + 1), seed=1)]))
-    there, worth = [], {}
+    there, hits_of = [], {}
     for of, some in ((a, first), (b, second)):
         for number, (hits, days, size) in enumerate(some, 1):
             one = anchor(of, 64 * number, size, used=NOW - days * DAY)
-            if one.key not in worth:  # of the head that both have
+            if one.key not in hits_of:  # of the head that both have
                 there += [*pages(of, 64 * number), one]
-                worth[one.key] = hits, days
+                hits_of[one.key] = hits
     index = Index(Files(*there), GRID)
-    for key, (hits, _) in worth.items():
+    for key, hits in hits_of.items():
         index.anchors[key].hits = hits
 
     def value(key: str) -> float:
-        one, hits, days = index.anchors[key], *worth[key]
+        one = index.anchors[key]
         shorter = [o.length for o in index.anchors.values() if o is not one and o.length < one.length and set(o.pages) <= set(one.pages)]
         own = [page for page in one.pages if sum(page in o.pages for o in index.anchors.values()) == 1]
-        return (hits + 1) * (one.length - max(shorter, default=0)) / (one.nbytes + 100 * len(own)) * 0.5**days
+        return index.returns(one, NOW) * (one.length - max(shorter, default=0)) / (one.nbytes + 100 * len(own))
 
     while index.anchors:
         values = {key: value(key) for key in index.anchors}
@@ -122,10 +122,19 @@ def test_the_least_valuable_goes_first(first, second, shared):
             assert index.value(index.anchors[key], NOW) == pytest.approx(expected)
         left, limit = set(values), index.bytes(DISK) - 1
         assert index.evict(DISK, limit)
-        gone = left - set(index.anchors)
-        assert values[min(gone, key=values.get)] == min(values.values())
+        (gone,) = left - set(index.anchors)
+        assert values[gone] == pytest.approx(min(values.values()))
         assert index.bytes(DISK) <= limit
         assert index.bytes(DISK) == sum(e.nbytes for e in index._storage.there.values())
+
+
+@pytest.mark.parametrize(("older", "newer"), [(100, 10), (3600, 60), (6 * DAY, DAY)])
+def test_of_two_heads_the_one_that_was_used_longer_ago_goes(older, newer):
+    one, other = chain(prompt(64)), chain(prompt(64, seed=1))
+    there = [e for of, age in ((one, older), (other, newer)) for e in (*pages(of, 64), anchor(of, 64, used=NOW - age))]
+    index = Index(Files(*there), GRID)
+    assert index.evict(DISK, 110)
+    assert list(index.anchors) == [anchor(other, 64).key]
 
 
 def test_of_the_spill_whole_sessions_go_by_their_last_use():

@@ -1,4 +1,9 @@
-"""Both exactness levels, for tests of the tiers."""
+"""For tests of the tiers: both exactness levels, and a directory that costs nothing."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,3 +16,11 @@ def level(request, tiny_engine, engine_256, monkeypatch) -> str:
     for engine in (tiny_engine, engine_256):
         monkeypatch.setattr(engine, "level", request.param)
     return request.param
+
+
+@pytest.fixture
+def memory_path(tmp_path) -> Iterator[Path]:
+    """A directory in memory, where there is one: on a disk that syncs a write takes ten times as long."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as directory:
+        yield Path(directory)

@@ -149,8 +149,7 @@ class Survey:
                 self.counts["lost"] += len(lost)
                 print(f"{lost} were written: {[key for key in lost if nvme.storage.find(key)]} are there, {nvme.index.stats()}")
             if self.spilled:
-                *whose, number = self.spilled
-                self._ask(self.turn(*whose, number + 1), self.turn(*whose, number).size, ("spill", "disk"))
+                self._ask(*self._further(*self.spilled), ("spill", "disk"))
             for key in self._rng.sample(sorted(self.acknowledged), min(SERVED, len(self.acknowledged))):
                 head = self._heads[self.acknowledged[key]]
                 caches.clear()
@@ -165,6 +164,15 @@ class Survey:
             caches.clear()
             nvme.abandon()  # so that nothing of this is spilled
         self.counts["kills"] += 1
+
+    def _further(self, world: int, conversation: int, number: int) -> tuple[np.ndarray, int]:
+        """(the next turn of a conversation, where it must start): it may have gone on and have been written again, before anybody was told."""
+        tokens = self.turn(world, conversation, number)
+        while True:
+            start, tokens = tokens.size, self.turn(world, conversation, number := number + 1)
+            hits = self._engine.caches.find(tokens.astype(np.int64), "")
+            if (hits and hits[0].start >= start) or tokens.size > LONGEST:
+                return tokens, start
 
     def _ask(self, tokens: np.ndarray, start: int, sources: tuple[str, ...]) -> Record | None:
         self.counts["requests"] += 1

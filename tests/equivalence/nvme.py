@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jax
@@ -79,8 +79,12 @@ def lengths(caches: Caches, use: str = DISK) -> list[int]:
 
 def on_disk(directory: Path) -> dict[str, int]:
     """key -> bytes of its arrays, as the files have them, of every entry in a directory but the book and the golden one."""
-    entries = [meta.parent for meta in Path(directory).glob("*/*/meta") if meta.parent.name.startswith((PAGE, ANCHOR, SESSION))]
-    return {entry.name: sum(f.stat().st_size for f in entry.rglob("*") if f.is_file() and f.name != "meta") for entry in entries}
+    found = {}
+    for meta in Path(directory).glob("*/*/meta"):
+        if meta.parent.name.startswith((PAGE, ANCHOR, SESSION)):
+            with suppress(FileNotFoundError):  # it is being removed
+                found[meta.parent.name] = sum(f.stat().st_size for f in meta.parent.rglob("*") if f.is_file() and f.name != "meta")
+    return found
 
 
 def recount(caches: Caches, directory: Path) -> None:
@@ -89,7 +93,8 @@ def recount(caches: Caches, directory: Path) -> None:
     nvme.drain()
     index, files = nvme.index, on_disk(directory)
     pages = {page for a in index.anchors.values() for page in a.pages}
-    assert files.keys() == {*pages, *index.anchors, *index.sessions}
+    known = {*pages, *index.anchors, *index.sessions}
+    assert (sorted(files.keys() - known), sorted(known - files.keys())) == ([], [])
     sums = {DISK: 0, SPILL: 0}
     for anchor in index.anchors.values():
         sums[anchor.use] += files[anchor.key]

@@ -270,8 +270,7 @@ def test_what_is_written_again_while_its_files_go(tiny_engine, tmp_path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(Storage, "drop", late)
             thread.start()
-            while caches.nvme.index.anchors:
-                time.sleep(0.001)
+            _until(lambda: not caches.nvme.index.anchors)
             caches.clear()
             answer(tiny_engine, HEAD, user=HEAD.size)
             caches.nvme.drain()
@@ -280,6 +279,39 @@ def test_what_is_written_again_while_its_files_go(tiny_engine, tmp_path, monkeyp
         recount(caches, tmp_path)
         caches.clear()
         assert assert_cold(tiny_engine, ASKED).start == 256
+
+
+def test_two_conversations_that_share_a_state(tiny_engine, tmp_path, monkeypatch):
+    """One goes on, so that what was written of it before goes; the other, written beside it, stands on a state of that: it stays."""
+    with started(tiny_engine, tmp_path, disk_gb=0):
+        _, generated, _ = answer(tiny_engine, HEAD[:200])
+    longer, branch = followed(HEAD[:200], generated, prompt(60, seed=8)), np.concatenate([HEAD[:128], prompt(40, seed=7)])
+    with started(tiny_engine, tmp_path, disk_gb=0) as caches:
+        answer(tiny_engine, longer)
+        answer(tiny_engine, branch)
+        with Slow(monkeypatch, ("p-", "a-", "s-")) as slow:
+            thread = threading.Thread(target=lambda: (_until(lambda: _sessions(caches) == 2), slow.go()))
+            thread.start()
+            caches.close()
+            thread.join()
+        index = caches.nvme.index
+        assert len(index.sessions) == 2
+        assert all(index.anchors.keys() >= set(session.anchors) for session in index.sessions.values())
+    with started(tiny_engine, tmp_path, disk_gb=0) as caches:
+        recount(caches, tmp_path)
+        caches.clear()
+        assert assert_cold(tiny_engine, np.concatenate([branch, prompt(9, seed=6)])).start == branch.size
+        assert assert_cold(tiny_engine, np.concatenate([longer, prompt(9, seed=6)])).start == longer.size
+
+
+def _sessions(caches) -> int:
+    """That wait to be written."""
+    return sum(key.startswith("s-") for key in list(caches.nvme._writer._pending))
+
+
+def _until(holds) -> None:
+    while not holds():
+        time.sleep(0.001)
 
 
 def test_a_second_stop_is_nothing(tiny_engine, tmp_path):

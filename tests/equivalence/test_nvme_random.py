@@ -1,8 +1,6 @@
 """Random requests, restarts and evictions over the tier on NVMe against a reference that keeps nothing; then all that is counted is counted anew."""
 
-import os
 import shutil
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
@@ -182,14 +180,6 @@ class Machine(stateful.RuleBasedStateMachine):
         self.settle()
 
 
-@pytest.fixture
-def root(tmp_path):
-    """In memory, where that is a directory: a disk that syncs takes ten times as long."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as directory:
-        yield Path(directory)
-
-
 def run(engine, root, examples, steps):
     """Always the same examples. A failure is not made smaller: that takes minutes, and the steps that led there are printed."""
     Machine.engine, Machine.reference, Machine.root, Machine.seen = engine, Reference(engine), root, Counter()
@@ -202,17 +192,17 @@ def run(engine, root, examples, steps):
 
 
 @pytest.mark.parametrize("level", [TOKEN, GRID])
-def test_random_requests_and_restarts_equal_cold_runs(tiny_engine, root, monkeypatch, level):
+def test_random_requests_and_restarts_equal_cold_runs(tiny_engine, memory_path, monkeypatch, level):
     """H1, A20: and hits of both uses came up, ends of all kinds, and something that waited."""
     monkeypatch.setattr(tiny_engine, "level", level)
-    seen = run(tiny_engine, root, examples=16, steps=14)
+    seen = run(tiny_engine, memory_path, examples=16, steps=14)
     assert min(seen[what] for what in (DISK, SPILL, "cold", "cancelled", "waiting")) > 2, seen
 
 
 @pytest.mark.parametrize("part", ["gdn.S", "V"])
-def test_control_a_wrong_part_is_found(tiny_engine, root, monkeypatch, part):
+def test_control_a_wrong_part_is_found(tiny_engine, memory_path, monkeypatch, part):
     """Hypothesis runs what failed once more, and says so where the writer's threads were faster or slower then."""
     spoil(monkeypatch, tiny_engine, part)
     with pytest.raises((AssertionError, HypothesisException)):
-        run(tiny_engine, root, examples=6, steps=14)
+        run(tiny_engine, memory_path, examples=6, steps=14)
     assert Machine.seen["wrong"]

@@ -16,57 +16,57 @@ from tests.models import prompt
 pytestmark = pytest.mark.usefixtures("level")
 
 
-def test_an_older_session_that_is_gone_on_with_goes(tiny_engine, tmp_path):
+def test_an_older_session_that_is_gone_on_with_goes(tiny_engine, memory_path):
     """Of one conversation the last state is kept, and of two that part both."""
     tokens = prompt(200)
     for turn in range(3):
-        with started(tiny_engine, tmp_path, **SESSIONS):
+        with started(tiny_engine, memory_path, **SESSIONS):
             _, generated, _ = answer(tiny_engine, tokens)
         tokens = followed(tokens, generated, prompt(30, seed=turn))
-    with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+    with started(tiny_engine, memory_path, **SESSIONS) as caches:
         assert [s.length for s in caches.nvme.index.sessions.values()] == [272]
         answer(tiny_engine, joined(prompt(150), prompt(60, seed=7)))
-    with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+    with started(tiny_engine, memory_path, **SESSIONS) as caches:
         assert sorted(s.length for s in caches.nvme.index.sessions.values()) == [214, 272]
         assert caches.resident.resident.length == 214
-        recount(caches, tmp_path)
+        recount(caches, memory_path)
 
 
-def test_the_budget_keeps_the_last_used(tiny_engine, tmp_path):
+def test_the_budget_keeps_the_last_used(tiny_engine, memory_path):
     """Two of three conversations fit: the one that was used longest ago goes whole, and the resident one is never the one."""
-    with started(tiny_engine, tmp_path / "one", **SESSIONS):
+    with started(tiny_engine, memory_path / "one", **SESSIONS):
         answer(tiny_engine, prompt(300))
-    one = sum(on_disk(tmp_path / "one").values())
+    one = sum(on_disk(memory_path / "one").values())
     budget = {"spill_gb": 2.5 * one / GB}
-    with started(tiny_engine, tmp_path, **SESSIONS, **budget):
+    with started(tiny_engine, memory_path, **SESSIONS, **budget):
         for seed in range(3):
             answer(tiny_engine, prompt(300, seed=seed))
-    assert one < sum(on_disk(tmp_path).values()) <= 2.5 * one
-    with started(tiny_engine, tmp_path, **SESSIONS, **budget) as caches:
-        recount(caches, tmp_path)
+    assert one < sum(on_disk(memory_path).values()) <= 2.5 * one
+    with started(tiny_engine, memory_path, **SESSIONS, **budget) as caches:
+        recount(caches, memory_path)
         assert np.array_equal(caches.resident.resident.keys[:300], prompt(300, seed=2))
         assert caches.nvme.find(prompt(320).astype(np.int64), "") is None
         assert caches.nvme.find(joined(prompt(300, seed=1), prompt(9)).astype(np.int64), "").start >= 256
 
 
-def test_a_session_that_is_larger_than_the_budget_leaves_what_fits(tiny_engine, tmp_path):
+def test_a_session_that_is_larger_than_the_budget_leaves_what_fits(tiny_engine, memory_path):
     """States that fit with their pages, and no conversation to be read back."""
     budget = 6 * tiny_engine.layout.section_bytes
-    with started(tiny_engine, tmp_path, **SESSIONS, spill_gb=budget / GB):
+    with started(tiny_engine, memory_path, **SESSIONS, spill_gb=budget / GB):
         answer(tiny_engine, prompt(400))
-    assert sum(on_disk(tmp_path).values()) <= budget
-    with started(tiny_engine, tmp_path, **SESSIONS, spill_gb=budget / GB) as caches:
-        recount(caches, tmp_path)
+    assert sum(on_disk(memory_path).values()) <= budget
+    with started(tiny_engine, memory_path, **SESSIONS, spill_gb=budget / GB) as caches:
+        recount(caches, memory_path)
         assert caches.resident.resident is None
         assert lengths(caches, SPILL) == [320, 384]
         assert_restored(tiny_engine, prompt(400), "spill", 384)
 
 
 @pytest.mark.parametrize(("length", "written"), [(250, True), (120, False)])
-def test_b8_a_long_session_is_written_before_it_is_evicted(tiny_engine, tmp_path, length, written):
+def test_b8_a_long_session_is_written_before_it_is_evicted(tiny_engine, memory_path, length, written):
     """B8: the pool gives it up; a short one is not worth it."""
     tokens = prompt(length)
-    with started(tiny_engine, tmp_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0, "resident_guest_max": 0}, **SESSIONS) as caches:
+    with started(tiny_engine, memory_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0, "resident_guest_max": 0}, **SESSIONS) as caches:
         _, generated, _ = answer(tiny_engine, tokens)
         for seed in range(1, 5):
             answer(tiny_engine, prompt(300, seed=seed))
@@ -78,10 +78,10 @@ def test_b8_a_long_session_is_written_before_it_is_evicted(tiny_engine, tmp_path
         assert_restored(tiny_engine, following, *(("spill", length + 4) if written else ("cold", 0)))
 
 
-def test_a_long_session_is_written_before_the_caches_budget_takes_it(tiny_engine, tmp_path):
+def test_a_long_session_is_written_before_the_caches_budget_takes_it(tiny_engine, memory_path):
     """Its anchors have no room, though the pool has room for its pages."""
     small = {"caches_gb": 12 * tiny_engine.layout.section_bytes / GB, "cache_budget_gb": 0}
-    with started(tiny_engine, tmp_path, caches=small, **SESSIONS) as caches:
+    with started(tiny_engine, memory_path, caches=small, **SESSIONS) as caches:
         _, generated, _ = answer(tiny_engine, prompt(300))
         for seed in (1, 2):
             answer(tiny_engine, prompt(300, seed=seed))
@@ -89,25 +89,25 @@ def test_a_long_session_is_written_before_the_caches_budget_takes_it(tiny_engine
         assert_restored(tiny_engine, followed(prompt(300), generated, prompt(20, seed=9)), "spill", 304)
 
 
-def test_b10_an_evicted_session_is_found_before_it_is_written(tiny_engine, tmp_path, monkeypatch):
+def test_b10_an_evicted_session_is_found_before_it_is_written(tiny_engine, memory_path, monkeypatch):
     """B10: given up by the pool while the disk stands still."""
-    with started(tiny_engine, tmp_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0}, **SESSIONS) as caches:
+    with started(tiny_engine, memory_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0}, **SESSIONS) as caches:
         with Slow(monkeypatch):
             _, generated, _ = answer(tiny_engine, prompt(300))
             for seed in range(1, 4):
                 answer(tiny_engine, prompt(300, seed=seed))
             assert caches.nvme.stats()["written"] == 0
             assert_restored(tiny_engine, followed(prompt(300), generated, prompt(20, seed=9)), "spill", 304)
-        recount(caches, tmp_path)
+        recount(caches, memory_path)
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_what_makes_room_for_a_hit_is_not_written_in_its_place(tiny_engine, tmp_path, monkeypatch, held):
+def test_what_makes_room_for_a_hit_is_not_written_in_its_place(tiny_engine, memory_path, monkeypatch, held):
     """One conversation fits the budget: to bring it back another one is evicted, and would be written over it. Control: nobody holds the hit."""
-    with started(tiny_engine, tmp_path / "one", **SESSIONS):
+    with started(tiny_engine, memory_path / "one", **SESSIONS):
         answer(tiny_engine, prompt(300))
-    budget = {"spill_gb": 1.3 * sum(on_disk(tmp_path / "one").values()) / GB}
-    with started(tiny_engine, tmp_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0}, **SESSIONS, **budget) as caches:
+    budget = {"spill_gb": 1.3 * sum(on_disk(memory_path / "one").values()) / GB}
+    with started(tiny_engine, memory_path, caches={"cache_budget_gb": 0, "resident_pin_gb": 0}, **SESSIONS, **budget) as caches:
         _, generated, _ = answer(tiny_engine, prompt(300))
         for seed in range(1, 4):
             answer(tiny_engine, prompt(300, seed=seed))
@@ -125,24 +125,24 @@ def test_what_makes_room_for_a_hit_is_not_written_in_its_place(tiny_engine, tmp_
             assert record.start < 304
 
 
-def test_a_session_whose_states_were_all_heads_of_the_disk_tiers_goes_with_them(tiny_engine, tmp_path):
+def test_a_session_whose_states_were_all_heads_of_the_disk_tiers_goes_with_them(tiny_engine, memory_path):
     """It ended on a line that the disk tier had written. A start with a smaller budget once failed over it."""
-    with started(tiny_engine, tmp_path):
+    with started(tiny_engine, memory_path):
         answer(tiny_engine, prompt(256), max_tokens=1)
-    with started(tiny_engine, tmp_path, disk_gb=0) as caches:
-        recount(caches, tmp_path)
+    with started(tiny_engine, memory_path, disk_gb=0) as caches:
+        recount(caches, memory_path)
         session = caches.resident.resident
         assert_restored(tiny_engine, joined(prompt(256), prompt(9)), *(("spill", 256) if session else ("cold", 0)))
 
 
-def test_pages_that_the_disk_tier_gives_up_count_for_the_spill(tiny_engine, tmp_path, level):
+def test_pages_that_the_disk_tier_gives_up_count_for_the_spill(tiny_engine, memory_path, level):
     """Of a head that a conversation goes on from: where the spill has no room for them, the conversation goes. At level grid it has its own."""
     for _ in range(2):
-        with started(tiny_engine, tmp_path) as caches:
+        with started(tiny_engine, memory_path) as caches:
             if caches.resident.resident is None:
                 answer(tiny_engine, prompt(300))
             stats = caches.nvme.stats()
-    with started(tiny_engine, tmp_path, disk_gb=stats["disk_bytes"] / GB, spill_gb=stats["spill_bytes"] / GB) as caches:
+    with started(tiny_engine, memory_path, disk_gb=stats["disk_bytes"] / GB, spill_gb=stats["spill_bytes"] / GB) as caches:
         assert caches.nvme._make_room(stats["disk_bytes"], DISK)
-        recount(caches, tmp_path)
+        recount(caches, memory_path)
         assert len(caches.nvme.index.sessions) == (level != TOKEN)

@@ -52,6 +52,10 @@ class Admission:
             del self._counts[next(iter(self._counts))]
         return count
 
+    def counted(self, line: str) -> int:
+        """Prompts that forwarded a line cold."""
+        return self._counts.get(line, 0)
+
     def load(self, storage: Storage) -> dict[str, int]:
         """Takes over the counts of the newest book in the storage; the hits of anchors, by key, that it has beside them."""
         books = sorted((key for key in storage.entries() if key.startswith(BOOK)), key=_number)

@@ -63,11 +63,11 @@ class Nvme:
         """Takes the storage over, and closes it. index, writer, reader: the classes, for whoever counts instead of writing."""
         self._pool, self.storage, self._config, self._level = pool, storage, config, level
         pool.compile_copies()
-        self.index, self.rates, self.counts = index(storage, pool.layout.grid), Rates(), Counter()
+        self._admission = Admission(pool.layout.grid, config.admit_after, config.disk_min_tokens)
+        self.index, self.rates, self.counts = index(storage, pool.layout.grid, self._admission.counted), Rates(), Counter()
         self._writer = writer(storage, config.bytes("staging_gb"), self._make_room)
         self._staging = Staging(pool, self.index, self._writer, level)
         self.reader = reader(storage, self._writer, pool.layout)
-        self._admission = Admission(pool.layout.grid, config.admit_after, config.disk_min_tokens)
         self._backlog: deque[Waiting] = deque()
         self._clears = 0
         self._resumes = 0.0  # when something is looked for again
@@ -167,6 +167,7 @@ class Nvme:
         if not self._writes or not self._config.bytes("disk_gb"):
             return None
         chain = self._chain_of(keys, tenant)
+        self.index.missed(chain, start)
         lines = self._admission.lines(chain, start, first=first, user=user, branch=branch)
         return Intake(chain, lines, self._clears)
 
@@ -199,9 +200,10 @@ class Nvme:
                 if key is None:
                     return
                 one.pages.append(key)
-            if self._staging.anchor(one.chain, one.anchor, one.pages, DISK) is None:
+            key = self._staging.anchor(one.chain, one.anchor, one.pages, DISK)
+            if key is None:
                 return
-            self._staging.let_go(one.pages)
+            self._staging.let_go([key, *one.pages])
             self._pool.release(sequence.pages)
             self._backlog.popleft()
 

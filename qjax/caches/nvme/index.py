@@ -17,6 +17,7 @@ import numpy as np
 
 from qjax.caches.nvme.chain import Chain, at_end
 from qjax.caches.nvme.filed import ANCHOR, DISK, PAGE, SESSION, SPILL, FiledAnchor, FiledSession
+from qjax.caches.nvme.values import Values
 from qjax.caches.reach import Reach, reach
 from storage import Entry, Storage
 
@@ -41,7 +42,8 @@ class Page:
 class Index:
     """Any thread may call any method. What is dropped leaves the index first and the storage then: a prompt never waits for files to go."""
 
-    def __init__(self, storage: Storage, grid: int):
+    def __init__(self, storage: Storage, grid: int, counted: Callable[[str], int] = lambda line: 0):
+        """counted: as of Values."""
         self._storage, self._grid = storage, grid
         self._lock = threading.RLock()
         self.anchors: dict[str, FiledAnchor] = {}
@@ -51,6 +53,7 @@ class Index:
         self._by_line: dict[str, set[str]] = {}
         self._coming: dict[str, FiledAnchor] = {}  # on their way to the storage: what they are is still in memory
         self._in_use: Counter[str] = Counter()
+        self._values = Values(grid, counted)
         self.dropped: Counter[str] = Counter()
         for add, prefix in ((self.add_anchor, ANCHOR), (self.add_session, SESSION)):
             for key, entry in storage.entries().items():
@@ -112,6 +115,8 @@ class Index:
             if entry is not None and filed is not None:
                 self.add_anchor(entry)
                 self.anchors[key].hits += filed.hits
+                if filed.use == DISK:
+                    self._values.written(self.anchors[key])
         if entry is not None and filed is None:
             self._remove([key], "damaged")  # it was dropped on its way
 
@@ -192,8 +197,11 @@ class Index:
 
     def served(self, filed: FiledAnchor) -> None:
         """Notes that a prompt started on an anchor."""
+        now = self.now()
         with self._lock:
-            filed.hits, filed.used = filed.hits + 1, self.now()
+            if filed.use == DISK:
+                self._values.serves(filed, now)
+            filed.hits, filed.used = filed.hits + 1, now
             sessions = [s for s in self.sessions.values() if filed.key in s.anchors]
             for session in sessions:
                 session.used = filed.used
@@ -206,9 +214,19 @@ class Index:
             return self._bytes[use]
 
     def value(self, filed: FiledAnchor, now: float) -> float:
-        """Its hits plus one, times the tokens it saves per byte it holds, halved for every day unused (the chapter's 13.7)."""
+        """Tokens a second that it will save for each byte that it holds, see Values."""
         saves, holds = self.worth(filed)
-        return (filed.hits + 1) * saves / holds * 0.5 ** (max(0.0, now - filed.used) / DAY)
+        return self.returns(filed, now) * saves / holds
+
+    def returns(self, filed: FiledAnchor, now: float) -> float:
+        """Prompts a second that will start on it."""
+        with self._lock:
+            return self._values.returns(filed, now)
+
+    def missed(self, chain: Chain, start: int) -> None:
+        """Notes that a prompt will be forwarded from here: a head that was given up might have served it."""
+        with self._lock:
+            self._values.missed(chain.lines()[start // self._grid + 1 :], self.now())
 
     def worth(self, filed: FiledAnchor) -> tuple[int, int]:
         """Tokens that it saves, past the next shorter anchor of its chain; and bytes that it holds, its own and of pages that no other has."""
@@ -242,8 +260,13 @@ class Index:
         if sessions:
             return self._forget_session(min(sessions, key=lambda s: s.used))
         anchors = [a for a in self.anchors.values() if a.use == use and a.key not in held]
+        if not anchors:
+            return []
         now = self.now()
-        return self._forget(min(anchors, key=lambda a: self.value(a, now))) if anchors else []
+        least = min(anchors, key=lambda a: self.value(a, now))
+        if use == DISK:
+            self._values.given_up(least)
+        return self._forget(least)
 
     def drop_unused(self, days: float) -> None:
         """Drops what was not used for so many days."""
@@ -324,6 +347,7 @@ class Index:
         """Takes a session out, with the anchors that are its own: the keys of what goes."""
         del self.sessions[session.key]
         others = {key for s in self.sessions.values() for key in s.anchors}
+        others.update(self._in_use)  # another one is about to be written over them
         own = [self.anchors[key] for key in session.anchors if key in self.anchors and key not in others and self.anchors[key].use == SPILL]
         return [session.key, *(key for filed in own for key in self._forget(filed))]
 

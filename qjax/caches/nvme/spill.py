@@ -33,27 +33,28 @@ def chosen(anchors: list[Anchor]) -> list[Anchor]:
 
 def spill(staging: Staging, grid: int, session: Session, seconds: float) -> bool:
     """Stages a session: pages that are not there yet, anchors over them, the record; whether there was room, after so many seconds for each."""
-    pages: list[str] = []
+    held: list[str] = []
     try:
-        return _spill(staging, grid, session, seconds, pages)
+        return _spill(staging, grid, session, seconds, held)
     finally:
-        staging.let_go(pages)
+        staging.let_go(held)
 
 
-def _spill(staging: Staging, grid: int, session: Session, seconds: float, pages: list[str]) -> bool:
-    """pages: filled with the keys of those that were staged."""
+def _spill(staging: Staging, grid: int, session: Session, seconds: float, held: list[str]) -> bool:
+    """held: filled with the keys of what was staged."""
     length, tokens = session.anchors[-1].length, session.anchors[-1].sequence.tokens  # past the last anchor no rows are of use
-    chain = Chain(session.keys[:length], session.tenant, grid)
+    chain, pages, anchors = Chain(session.keys[:length], session.tenant, grid), [], []
     for number, page in enumerate(session.pages[: -(-length // grid)]):
         key = staging.page(chain, tokens, length, number, page, SPILL, seconds)
         if key is None:
             return False
+        held.append(key)
         pages.append(key)
-    anchors = []
     for anchor in chosen(session.anchors):
         key = staging.anchor(chain, anchor, pages[: -(-anchor.length // grid)], SPILL, seconds)
         if key is None:
             return False
+        held.append(key)
         anchors.append(key)
     staging.session(chain, session, pages, anchors, SPILL)
     return True

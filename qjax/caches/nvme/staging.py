@@ -63,19 +63,22 @@ class Staging:
         return key
 
     def _holds(self, key: str) -> bool:
-        """Holds a page that is there, or on its way; False for one that is neither."""
+        """Holds an entry that is there, or on its way; False for one that is neither."""
         self._index.hold([key])
         if there := self.has(key):
             return there
         self._index.let_go([key])
         return False
 
-    def let_go(self, pages: list[str]) -> None:
-        """Pages that were staged: an anchor stands on them now, or none will."""
-        self._index.let_go(pages)
+    def let_go(self, keys: list[str]) -> None:
+        """Pages and anchors that were staged: something stands on them now, or nothing will."""
+        self._index.let_go(keys)
 
     def anchor(self, chain: Chain, anchor: Anchor, pages: list[str], use: str, seconds: float = 0.0) -> str | None:
-        """Stages an anchor over pages that were staged, unless it is there; its key, or None where there is no room after so long."""
+        """Stages an anchor over pages that were staged, unless it is there; its key, or None where there is no room after so long.
+
+        The index holds it from then on, until it is let go.
+        """
         sequence, length = anchor.sequence, anchor.length
         arrays = {SECTIONS + name: a for name, a in sequence.sections.items()}
         if length > anchor.line:
@@ -86,7 +89,7 @@ class Staging:
         key = ANCHOR + (anchor_sum(arrays, line, pages, length, anchor.tainted) if self.by_content(use) else chain.at(length))
         if anchor.logits is not None and self._lacks_logits(key):  # it was taken inside a longer prompt
             key = ANCHOR + anchor_sum(arrays, line, pages, length, anchor.tainted)
-        if self.has(key):
+        if self._holds(key):
             return key
         if not self._writer.has_room(nbytes := sum(a.nbytes for a in arrays.values()), seconds):
             return None
@@ -94,8 +97,11 @@ class Staging:
         fields = FiledAnchor.fields(anchor.kind, length, line, tail, pages, anchor.tainted, use)
         summed = key != ANCHOR + chain.at(length)
         filed = FiledAnchor(**fields | has | {"key": key, "tail": tail, "pages": tuple(pages)}, nbytes=nbytes, used=self._index.now(), summed=summed)
+        self._index.hold([key])
         self._index.hold(held := [key, *pages])
         self._index.expect(filed)
+        if not all(map(self.has, pages)):  # one could not be written
+            self._index.drop(filed, "budget")
 
         def done(entry: Entry | None) -> None:
             try:
@@ -117,9 +123,9 @@ class Staging:
         history = min(session.history, length)
         fields = {"tenant": session.tenant, "length": length, "history": history, "turns": session.turns, "resident": resident}
         fields |= {"tail": chain.keys[length - length % grid : length].tolist(), "pages": pages, "anchors": anchors}
-        key = f"{SESSION}{content_sum({}, f'{session.tenant!r} {pages} {anchors} {history} {resident}')}"
+        key = f"{SESSION}{content_sum({}, f'{pages} {anchors} {history} {resident}')}"
 
-        self._index.hold([key])
+        self._index.hold(held := [key, *anchors])
 
         def done(entry: Entry | None) -> None:
             try:
@@ -127,7 +133,7 @@ class Staging:
                     self._index.add_session(entry)
                     self._index.supersede(entry.key, chain.keys)
             finally:
-                self._index.let_go([key])
+                self._index.let_go(held)
 
         self._writer.put(key, {}, fields, use, anchors, done)
 

@@ -91,6 +91,8 @@ class Writer:
                 log.warning("%s (what else fails is not told until something is written again)", error)
             self._failing = True
         finally:
+            if entry is None:
+                self._settle(key, fields, found=False)  # before its owner is told: from then on nobody takes it for one that is coming
             try:
                 with self._room:  # by its end the index has it: counted twice for a moment, it would cost another one its place
                     self._granted[use] -= granted
@@ -98,12 +100,21 @@ class Writer:
             except ValueError as error:
                 log.warning("%s was written and is not used: %s", key, error)
             finally:
-                with self._changed:
-                    self._pending.pop(key, None)
-                    self._changed.notify_all()
+                self._settle(key, fields)
+
+    def _settle(self, key: str, fields: dict, found: bool = True) -> None:
+        """An entry is no longer pending; not found: it counts as that, and is not found. Another one of this key may have come since."""
+        with self._changed:
+            if (one := self._pending.get(key)) is None or one[1] is not fields:
+                return
+            if found:
+                del self._pending[key]
+                self._changed.notify_all()
+            else:
+                self._pending[key] = None, *one[1:]
 
     def pending(self, key: str) -> Mapping | None:
-        """The arrays of an entry that is not written yet."""
+        """The arrays of an entry that is not written yet, and will be as far as is known."""
         with self._changed:
             found = self._pending.get(key)
         return None if found is None else found[0]
