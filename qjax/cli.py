@@ -127,7 +127,7 @@ def _cache(parser):
         "bytes": "what would go with it: its own and the pages of rows that nothing else stands on; the summary counts shared ones too",
         "hits": "prompts that it served, as an engine noted last",
         "age": "time since its last use",
-        "value": "its hits plus one, times the tokens that it saves a MiB, halved for every day unused; the least valuable head goes first",
+        "value": "tokens a day that it will save for each MiB, by its age alone; an engine, which learns from what comes, drops the least first",
     }
     parser.add_argument_group("columns", "\n".join(f"{name:<12}{meaning}" for name, meaning in columns.items()))
 

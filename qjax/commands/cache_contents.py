@@ -49,9 +49,10 @@ class Contents(contextlib.AbstractContextManager):
         self.storage = Storage.open(*self._place)
         try:
             found = self.storage.entries()
-            self.index = Index(self.storage, self.grid)
+            admission = Admission(self.grid, 1, 0)
+            self.index = Index(self.storage, self.grid, admission.counted)
             self.entries = found | self.storage.entries()  # an engine may write meanwhile
-            for key, hits in Admission(self.grid, 1, 0).load(self.storage).items():
+            for key, hits in admission.load(self.storage).items():
                 if filed := self.index.anchors.get(key):
                     filed.hits = hits
         except BaseException:
@@ -150,6 +151,7 @@ class Contents(contextlib.AbstractContextManager):
             "logits": filed.logits,
             "read_nbytes": entry.nbytes + sum(page["nbytes"] for page in pages),
             "value": value,
+            "returns": self.index.returns(filed, now),
             "saves": saves,
             "holds": holds,
             "before": sum(other < value for other in same),

@@ -135,11 +135,11 @@ def _anchor(facts: dict, letters: int, now: float, limit: int | None) -> list[st
         lines.append(f"It is kept with {_keys('conversation', facts['conversations'], letters)}, and goes with it.")
     else:
         lines.append(f"Its conversation has gone; it is kept within --spill-gb: {_before(facts, 'part', 'is worth less', 'are worth less')}")
-    days = max(0.0, now - facts["used"]) / DAY
     return [
         *lines,
-        f"Its value is {number(facts['value'] * 2**20)} tokens a MiB: ({count(facts['hits'], 'hit')} + 1) × {facts['saves']:,} tokens that it saves "
-        f"past the next shorter one, over the {size(facts['holds'])} that go with it, halved for every day unused ({days:.2f}: × {0.5**days:.3g}).",
+        f"Its value is {number(facts['value'] * DAY * 2**20)} tokens a day for each MiB: {facts['saves']:,} tokens that it saves past the next "
+        f"shorter one, over the {size(facts['holds'])} that go with it, {number(facts['returns'] * DAY)} times a day, as far as its last use tells. "
+        "An engine learns how soon prompts come back.",
     ]
 
 

@@ -209,7 +209,7 @@ GENERATION = of(
     ),
     (
         "a request that fails is not taken back",
-        "                request.fail(error)\n",
+        "                request.fail(None if self._theirs else error)\n",
         "                pass\n",
         "equivalence/test_resident.py::test_a_request_that_leaves_nothing_takes_nothing",
     ),
