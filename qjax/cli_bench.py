@@ -1,6 +1,7 @@
 """The flags of `qjax bench`, by what it measures."""
 
 import argparse
+import dataclasses
 
 from qjax.cli_flags import MODEL, engine, lengths, positive
 
@@ -18,6 +19,14 @@ REPLAYS = {
     "lru snapshots": "whole snapshots of requests' ends, the least recently used given up first, in as many bytes as pool and budgets have",
     "chapter rules": "one resident prompt with anchors on the grid, one parked session, one pinned head, a store of snapshots; the same budgets",
 }
+# and those of them with files on a modelled drive
+NVME_REPLAYS = {
+    "nvme": "the default budgets, the disk tier and the session spill",
+    "nvme, no spill": "the same without the session spill",
+    "nvme, lru": "what the tiers write, given up by its last use alone, in the bytes of both their budgets",
+    "nvme, all, lru": "every grid line and every request's end written, given up so",
+}
+ON_NVME = ("disk_gb", "disk_min_tokens", "admit_after", "session_spill", "spill_gb", "spill_min_tokens", "staging_gb")
 
 DISK = "~/.cache/qjax"
 
@@ -72,14 +81,14 @@ def _storage(kinds):
 
 
 def _replay(kinds):
-    from qjax.config import CacheConfig
+    from qjax.config import CacheConfig, DiskConfig
 
     what = "a trace through the caches' lookup and placement at the 27B model's sizes, with modelled seconds; runs no model"
     one = kinds.add_parser(
         "replay",
         help=what,
         description=f"{what[0].upper()}{what[1:]}.",
-        epilog="\n".join(["runs:", *(f"  {name:<18}{meaning}" for name, meaning in REPLAYS.items())]),
+        epilog="\n".join(["runs:", *(f"  {name:<18}{meaning}" for name, meaning in (REPLAYS | NVME_REPLAYS).items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     one.add_argument(
@@ -91,4 +100,10 @@ def _replay(kinds):
     one.add_argument("--write", metavar="FILE", help="write the trace in Mooncake's format too")
     one.add_argument("--json", action="store_true", help="print one JSON object")
     one.add_argument("--kv-gb", metavar="X", type=float, default=16.0, help="page pool in GiB (default 16: 262,144 tokens)")
+    one.add_argument("--memory-only", action="store_true", help="leave the runs with files out")
+    one.add_argument("--restart-every", metavar="N", type=positive, help="a planned stop and a new start after every N requests")
     CacheConfig.add_flags(one)
+    group = one.add_argument_group("caches on NVMe, modelled: no file is written or read")
+    for f in dataclasses.fields(DiskConfig):
+        if f.name in ON_NVME:
+            group.add_argument("--" + f.name.replace("_", "-"), default=argparse.SUPPRESS, **f.metadata)

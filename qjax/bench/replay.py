@@ -26,7 +26,7 @@ BUDGETS = ("resident_gb", "resident_stash_gb", "resident_pin_gb", "resident_park
 """What the caches may hold together. Rows count in the first four too, though they lie in the pool: the bytes are an upper bound."""
 REPORT = 50
 """Requests from one report of the progress to the next."""
-AFTER = 100
+AFTER = 20
 """Requests after a restart that are told apart."""
 
 

@@ -15,7 +15,7 @@ from qjax.bench.replay import replay
 from qjax.bench.trace import read, write
 from qjax.bench.traffic import named
 from qjax.commands import bench_restart
-from qjax.config import MOST_GB, CacheConfig, EngineConfig
+from qjax.config import MOST_GB, CacheConfig, DiskConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
 from storage import StorageError
@@ -54,7 +54,9 @@ def run_replay(args) -> int:
         calls = (named(args.trace) or read(args.trace))[: args.first]
         if args.write:
             write(calls, args.write)
-        found = {"trace": args.trace} | replay(calls, CacheConfig.from_flags(args), args.kv_gb, progress=status.update)
+        disk = None if args.memory_only else DiskConfig.from_flags(args)
+        more = {"restart_every": args.restart_every, "progress": status.update}
+        found = {"trace": args.trace} | replay(calls, CacheConfig.from_flags(args), args.kv_gb, disk, **more)
     if args.json:
         print(json.dumps(found))
     else:
@@ -119,7 +121,7 @@ def show_resume(found: dict, console: Console) -> None:
 
 
 def show_replay(found: dict, console: Console) -> None:
-    """A row a run: tokens reused and read again, and seconds to the first token; below, what gave the reused ones."""
+    """A row a run: tokens reused and read again, and seconds to the first token; below, what gave the reused ones, and what was written."""
     table = Table(title=f"{found['trace']}: {found['requests']:,} requests, {found['prompt_tokens']:,} prompt tokens", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("reused", "share", "again", "mean s", "median s"):
@@ -132,6 +134,14 @@ def show_replay(found: dict, console: Console) -> None:
         given = sorted(run["sources"].items(), key=lambda source: -source[1]["reused"])
         sources = ", ".join(f"{source} {100 * counts['share']:.2f} % in {counts['requests']:,}" for source, counts in given)
         console.print(f"{name}: {sources}", highlight=False)
+    for name, of in found["nvme"].items():
+        written, read, there = (f"{of[what] / 2**30:,.1f} GiB" for what in ("written_bytes", "read_bytes", "nbytes"))
+        console.print(f"{name}: {written} written, {read} read, {there} there at the end; {of['budget']:,} entries given up", highlight=False)
+    if found["restarts"]:
+        after = {name: run["after_restart"] for name, run in found["runs"].items()}
+        shares = ", ".join(f"{name} {100 * of['share']:.2f} %" for name, of in after.items())
+        requests = next(iter(after.values()))["requests"]
+        console.print(f"reused by the {requests:,} requests that came first after {found['restarts']:,} restarts: {shares}", highlight=False)
     console.print(
         f"pool {found['pool_gb']:g} GiB, all budgets and the pool {found['total_gb']:g} GiB; seconds are modelled, without waiting",
         highlight=False,

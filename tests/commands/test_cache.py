@@ -198,7 +198,8 @@ def test_help_says_what_every_column_means(states, capsys):
 
 def test_the_models_below_a_directory(written_states, tmp_path, capsys, monkeypatch):
     """Each model's engine has its own directory in the one that is given; one alone is shown as itself."""
-    monkeypatch.setattr(time, "time", lambda now=time.time(): now)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # ages are shown in seconds
     root = tmp_path / "all"
     shutil.copytree(written_states, root / "embedded")
     assert main(["cache", str(root)]) == 0

@@ -1,6 +1,7 @@
 """What goes from the disk tier, and where a read is not worth it."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -149,3 +150,19 @@ def test_the_rates_are_those_of_what_was_done(tiny_engine, memory_path):
         assert_restored(tiny_engine, tokens, "disk", 256)
         assert caches.nvme.stats()["read_bytes_per_s"] > 0
         assert caches.nvme.stats()["prefill_tokens_per_s"] == rate  # 44 tokens say little
+
+
+def test_what_was_not_used_for_days_goes_while_the_engine_runs(tiny_engine, memory_path, monkeypatch):
+    """A server that is not started again for weeks looks every hour."""
+    with started(tiny_engine, memory_path, disk_days=1, **HEADS) as caches:
+        answer(tiny_engine, prompt(300))
+        caches.nvme.drain()
+        old = set(caches.nvme.index.anchors)
+        assert old
+        caches.clear()
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 2 * 86_400)
+        answer(tiny_engine, prompt(300, seed=5))
+        caches.nvme.drain()
+        assert old.isdisjoint(caches.nvme.index.anchors)
+        assert caches.nvme.index.anchors

@@ -29,6 +29,8 @@ from storage import Storage, StorageError
 
 log = logging.getLogger(__name__)
 
+SWEEP = 3600.0
+"""Seconds from one look for what was not used for days to the next."""
 WAIT = 30.0
 """Seconds that an eviction waits for each page of a session that is written before it goes; the chapter's engine wrote 5 GB in one."""
 PAUSE = 30.0
@@ -76,6 +78,7 @@ class Nvme:
         for key, hits in self._admission.load(storage).items():
             if filed := self.index.anchors.get(key):
                 filed.hits = hits
+        self._swept = self.index.now()
         if self._writes and not storage.shared:
             self.index.drop_unused(config.disk_days)
             self._trim()
@@ -254,6 +257,9 @@ class Nvme:
         """Makes room for an entry within its use's budget and beside the free space that is left to others. For a writing thread."""
         if self.storage.shared:
             return True
+        if self.index.now() > self._swept + SWEEP:
+            self._swept = self.index.now()
+            self.index.drop_unused(self._config.disk_days)
         budget = self._config.bytes("spill_gb" if use == SPILL else "disk_gb")
         if nbytes > budget or not self._leaves_free(nbytes - self.index.bytes(use)):
             return False  # and nothing goes for it in vain

@@ -90,6 +90,9 @@ class Writer:
             if not self._failing:  # a full disk would be told of with every page
                 log.warning("%s (what else fails is not told until something is written again)", error)
             self._failing = True
+        except Exception:  # nobody asks for the future of what nothing stands on
+            self.counts["failed"] += 1
+            log.exception("%s was not written", key)
         finally:
             if entry is None:
                 self._settle(key, fields, found=False)  # before its owner is told: from then on nobody takes it for one that is coming
