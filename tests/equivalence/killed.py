@@ -200,10 +200,10 @@ def kills(engine: Engine, cache: Path, directory: Path, number: int, seed: int =
 def main() -> None:
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     with tempfile.TemporaryDirectory() as temporary:
-        cache = Path(tempfile.gettempdir()) / "qjax-killed-compile"
-        engine = Engine(random_model(tiny_config()), EngineConfig(grid=64, context_tokens=448, compile_cache=cache))
+        config = EngineConfig(grid=64, context_tokens=448)
+        engine = Engine(random_model(tiny_config()), config)
         begin = time.perf_counter()
-        survey = kills(engine, cache, Path(temporary) / "states", number)
+        survey = kills(engine, config.compile_cache, Path(temporary) / "states", number)
     counts, slowest = dict(survey.counts), max(survey.opened, key=lambda opened: opened[1])
     print(f"{counts}\nacknowledged {len(survey.acknowledged)} heads, {time.perf_counter() - begin:.0f} s")
     print(f"slowest start: {slowest[0]} entries in {slowest[1]:.3f} s; last: {survey.opened[-1][0]} entries in {survey.opened[-1][1]:.3f} s")

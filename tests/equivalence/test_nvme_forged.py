@@ -70,16 +70,11 @@ def over_another_chain(directory) -> None:
     write(directory, ANCHORS[4], fields={"pages": [PAGES[1], OTHER_PAGES[2], *PAGES[3:5]]})
 
 
-def over_another_end(directory) -> None:
-    write(directory, ANCHORS[4], fields={"pages": [*PAGES[1:4], OTHER_PAGES[4]]})
+def over(last: str):
+    def forge(directory) -> None:
+        write(directory, ANCHORS[4], fields={"pages": [*PAGES[1:4], last]})
 
-
-def over_one_page_twice(directory) -> None:
-    write(directory, ANCHORS[4], fields={"pages": [*PAGES[1:4], PAGES[3]]})
-
-
-def over_what_is_no_page(directory) -> None:
-    write(directory, ANCHORS[4], fields={"pages": [*PAGES[1:4], "golden"]})
+    return forge
 
 
 FORGED = {
@@ -87,9 +82,9 @@ FORGED = {
     longer_of_its_line: (ANCHORS[1], 256),
     of_another_prompt: (OTHER_ANCHORS[4], 192),
     over_another_chain: (ANCHORS[4], 192),
-    over_another_end: (ANCHORS[4], 192),
-    over_one_page_twice: (ANCHORS[4], 192),
-    over_what_is_no_page: (ANCHORS[4], 192),
+    over(OTHER_PAGES[4]): (ANCHORS[4], 192),
+    over(PAGES[3]): (ANCHORS[4], 192),
+    over("golden"): (ANCHORS[4], 192),
 }
 
 
