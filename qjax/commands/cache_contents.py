@@ -19,7 +19,7 @@ from storage.entry import META
 from storage.fingerprint import FIELDS, Fingerprint
 
 HEAD, CONVERSATION, PART = "head", "conversation", "part"
-LOGGERS = "storage.storage", "storage.directory", "qjax.caches.nvme.index"
+LOGGERS = "storage.storage", "storage.directory", "qjax.caches.nvme.catalog"
 
 
 @dataclass(frozen=True)
