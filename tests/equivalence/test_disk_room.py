@@ -160,8 +160,8 @@ def test_what_was_not_used_for_days_goes_while_the_engine_runs(tiny_engine, memo
         old = set(caches.nvme.index.anchors)
         assert old
         caches.clear()
-        real = time.time
-        monkeypatch.setattr(time, "time", lambda: real() + 2 * 86_400)
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * 86_400)
         answer(tiny_engine, prompt(300, seed=5))
         caches.nvme.drain()
         assert old.isdisjoint(caches.nvme.index.anchors)

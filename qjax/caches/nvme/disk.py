@@ -78,7 +78,8 @@ class Nvme:
         for key, hits in self._admission.load(storage).items():
             if filed := self.index.anchors.get(key):
                 filed.hits = hits
-        self._swept = self.index.now()
+        self._swept = time.monotonic()
+        self._epoch = self.index.now() - self._swept  # a clock that is set forward while it runs makes nothing old
         if self._writes and not storage.shared:
             self.index.drop_unused(config.disk_days)
             self._trim()
@@ -257,9 +258,9 @@ class Nvme:
         """Makes room for an entry within its use's budget and beside the free space that is left to others. For a writing thread."""
         if self.storage.shared:
             return True
-        if self.index.now() > self._swept + SWEEP:
-            self._swept = self.index.now()
-            self.index.drop_unused(self._config.disk_days)
+        if (passed := time.monotonic()) > self._swept + SWEEP:
+            self._swept = passed
+            self.index.drop_unused(self._config.disk_days, self._epoch + passed)
         budget = self._config.bytes("spill_gb" if use == SPILL else "disk_gb")
         if nbytes > budget or not self._leaves_free(nbytes - self.index.bytes(use)):
             return False  # and nothing goes for it in vain

@@ -103,9 +103,9 @@ class Index(Catalog):
             self._values.given_up(least)
         return self._forget(least)
 
-    def drop_unused(self, days: float) -> None:
-        """Drops what was not used for so many days."""
-        oldest, doomed = self.now() - days * DAY, []
+    def drop_unused(self, days: float, now: float | None = None) -> None:
+        """Drops what was not used for so many days. now: Unix seconds, the clock's where not given."""
+        oldest, doomed = (self.now() if now is None else now) - days * DAY, []
         with self._lock:
             for session in [s for s in self.sessions.values() if s.used < oldest]:
                 doomed += self._forget_session(session)
