@@ -26,8 +26,8 @@ BACK = FACTS[0]
 MORE, EDITED = ("mail server", "8306"), ("mail server", "1759")
 """Told in the middle of the long turn, and what the edit makes of it."""
 
-AFTER = FACTS[2]
-"""Asked for after the restart."""
+AFTER = FIRST
+"""Asked for again after the restart."""
 
 FOLDERS = "src tests docs notes data tools build core web config".split()
 FILES = "main util reader writer parser model table index cache queue server client report plan".split()
