@@ -10,7 +10,8 @@ from qjax.bench.baselines import Served
 from qjax.bench.cost import Cost
 from qjax.bench.counting import LOGITS, CountingPool, CountingSlot
 from qjax.bench.counting_nvme import CountingNvme
-from qjax.bench.drive import CountingStorage, Drive
+from qjax.bench.counting_storage import CountingStorage
+from qjax.bench.drive import Drive
 from qjax.bench.shelf import Shelf
 from qjax.bench.trace import Call
 from qjax.bench.traffic import ANSWER_RATE

@@ -16,7 +16,7 @@ from qjax.bench.baselines import Chapter, Infinite, LruSnapshots, Served
 from qjax.bench.cached import Cached
 from qjax.bench.cost import Cost
 from qjax.bench.counting import counted
-from qjax.bench.counting_nvme import LruNvme, LruOfAll
+from qjax.bench.lru_nvme import LruNvme, LruOfAll
 from qjax.bench.trace import Call
 from qjax.config import MOST_GB, CacheConfig, DiskConfig
 from qjax.model.config import ModelConfig

@@ -14,7 +14,8 @@ GONE = 8192
 class Values:
     """How soon prompts come back to a head is learned from all heads, those that were given up too: the chapter's own value (13.7), by
     hits that count for a day, keeps what served a conversation that has ended long after it. On generated agents' traffic without the
-    spill that reused 80.5 % where plain LRU reused 87.2 % (`qjax bench replay`).
+    spill that reused 80.5 % where plain LRU reused 87.2 % and this 87.1 %; on Mooncake's conversations 6.9 %, 5.6 % and 8.3 %
+    (`qjax bench replay`, 50 GB).
     """
 
     def __init__(self, grid: int, counted: Callable[[str], int]):
