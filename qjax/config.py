@@ -273,6 +273,11 @@ class DiskConfig(Flags):
         self._check("admit_after", "a whole number, 1 or more", self.admit_after >= 1)
         self._check("disk_endpoint", "given with an s3:// bucket", self.disk_endpoint is None or (self.disk_cache or "").startswith("s3://"))
 
+    @classmethod
+    def private(cls, directory: Path | str, **fields) -> Self:
+        """Of a directory that one run of a command has to itself: what it measures or shows finds room there."""
+        return cls(disk_cache=str(directory), disk_free_gb=0, **fields)
+
     def of_model(self, name: str) -> Self:
         """With the model's own directory in the place of the one that all share: another model's engine may run, and sweeps nothing here."""
         if self.disk_cache is None or "://" in self.disk_cache:

@@ -91,14 +91,18 @@ class Engine:
             raise Impure("expected level token (--exactness), found grid: here a step's rows have other bits than a prefill's")
         self.caches = None
         if caches is not None:
-            nvme = None
-            if disk is not None and disk.disk_cache is not None:
-                disk = disk.of_model(model.name)
-                try:
-                    nvme = Nvme(self.pool, open_storage(disk, self.identity, self.golden), disk, self.level)
-                except StorageError as error:
-                    log.warning("nothing is kept on NVMe (--disk-cache): %s", error)
-            self.caches = Caches(self.pool, caches, self.level, model.tokenizer.decode, nvme)
+            try:
+                self.caches = self.new_caches(caches, disk and disk.of_model(model.name))
+            except StorageError as error:
+                log.warning("nothing is kept on NVMe (--disk-cache): %s", error)
+                self.caches = self.new_caches(caches)
+
+    def new_caches(self, config: CacheConfig, disk: DiskConfig | None = None) -> Caches:
+        """Empty caches over this engine's pool, which it does not use by itself; disk: with what lies there. Raises StorageError."""
+        nvme = None
+        if disk is not None and disk.disk_cache is not None:
+            nvme = Nvme(self.pool, open_storage(disk, self.identity, self.golden), disk, self.level)
+        return Caches(self.pool, config, self.level, self.model.tokenizer.decode, nvme)
 
     @cached_property
     def identity(self) -> dict[str, str]:

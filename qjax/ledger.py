@@ -32,13 +32,17 @@ SOURCES = {
 }
 
 
-class Why(StrEnum):
-    """Why tokens were read that a cache might have held. `meaning` says it in words."""
+class Reason(StrEnum):
+    """A closed list of reasons, each with a `meaning` that says it in words."""
 
     def __new__(cls, value: str, meaning: str) -> Self:
-        why = str.__new__(cls, value)
-        why._value_, why.meaning = value, meaning
-        return why
+        reason = str.__new__(cls, value)
+        reason._value_, reason.meaning = value, meaning
+        return reason
+
+
+class Why(Reason):
+    """Why tokens were read that a cache might have held."""
 
     EMPTY = "empty", "nothing was kept"
     DIFFERS = "differs", "the nearest kept sequence differs at a token"

@@ -12,10 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from qjax.bits import differing_bits
-from qjax.caches.lookup import Caches
-from qjax.caches.nvme.disk import Nvme
 from qjax.caches.nvme.filed import SECTIONS
-from qjax.caches.nvme.place import open_storage
 from qjax.caches.nvme.rates import Rates
 from qjax.config import CacheConfig, DiskConfig
 from qjax.engine import Engine
@@ -36,23 +33,16 @@ class Regardless(Rates):
         return True
 
 
-def disk_config(directory: str | Path) -> DiskConfig:
-    """Of a private directory, that takes everything."""
-    return DiskConfig(disk_cache=str(directory), disk_free_gb=0, disk_min_tokens=0)
-
-
 @contextmanager
-def over_files(engine: Engine, directory: str | Path, close: bool = True):
-    """The engine with caches of its own over a directory. close: ends as a planned stop."""
-    before, config = engine.caches, disk_config(directory)
-    nvme = Nvme(engine.pool, open_storage(config, engine.identity, engine.golden), config, engine.level)
-    nvme.rates = Regardless()
-    engine.caches = caches = Caches(engine.pool, CacheConfig(), engine.level, nvme=nvme)
+def over_files(engine: Engine, directory: str | Path):
+    """The engine with caches of its own over a private directory; at the end a planned stop."""
+    before = engine.caches
+    engine.caches = caches = engine.new_caches(CacheConfig(), DiskConfig.private(directory, disk_min_tokens=0))
+    caches.nvme.rates = Regardless()
     try:
         yield caches
     finally:
-        if close:
-            caches.close()
+        caches.close()
         caches.clear()
         engine.caches = before
 

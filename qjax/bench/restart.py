@@ -6,9 +6,8 @@ last one the caches stop as at the end of a program, and a new process takes the
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,7 @@ from statistics import median
 import numpy as np
 
 from qjax.bench.resume import ask, paired
-from qjax.caches.lookup import Caches
-from qjax.caches.nvme.disk import Nvme
-from qjax.caches.nvme.place import open_storage
+from qjax.child import run_qjax
 from qjax.config import CacheConfig, DiskConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import Model, load
@@ -36,12 +33,7 @@ TOLD = "told.json"
 def sized(model: Model, config: EngineConfig, tokens: int) -> EngineConfig:
     """The config with room for the conversation."""
     longest = min(tokens + ANSWER + TURNS * (NEW + ANSWER) + 1, model.config.context)
-    return config if config.context_tokens else EngineConfig(**{**config.__dict__, "context_tokens": longest})
-
-
-def disk_config(directory: str | Path) -> DiskConfig:
-    """Of a directory of the measurement's own, in which everything finds room."""
-    return DiskConfig(disk_cache=str(directory), disk_free_gb=0)
+    return config if config.context_tokens else dataclasses.replace(config, context_tokens=longest)
 
 
 def measure(
@@ -54,7 +46,8 @@ def measure(
     ratio: the cold time to the first token over its. RuntimeError where a request was not served from where it should be.
     """
     loaded = load(model)
-    engine = Engine(loaded, sized(loaded, config, tokens), caches)
+    config = sized(loaded, config, tokens)
+    engine = Engine(loaded, config)
     random = np.random.default_rng(tokens)
     words = min(256, engine.model.tokenizer.size)  # below the special tokens
     prompt = random.integers(0, words, tokens).tolist()
@@ -64,7 +57,7 @@ def measure(
     for i, with_tier in enumerate(order):
         progress(f"cold {i + 1} of {len(order)}")
         states = Path(directory) / f"states-{i}"
-        engine.caches = caches_over(engine, caches, states if with_tier else None)
+        engine.caches = engine.new_caches(caches, DiskConfig.private(states) if with_tier else None)
         begin = time.perf_counter()
         turn = ask(engine, prompt, ANSWER)
         whole[with_tier].append(time.perf_counter() - begin)
@@ -85,7 +78,9 @@ def measure(
     stop, written = time.perf_counter() - begin, nvme.stats()["written_bytes"]
     progress("a new process")
     cold = median(first[True])
-    told = in_new_process(model, engine_flags(engine, config, tokens) + caches.flags(), {"states": str(states), "tokens": tokens_now}, directory)
+    (Path(directory) / TOLD).write_text(json.dumps({"states": str(states), "tokens": tokens_now}))
+    flags = ["--model", model, "--restarted", directory, "--json", *config.flags(), *caches.flags()]
+    told = json.loads(run_qjax(["bench", "restart", *flags], "the process after the restart"))
     if told["source"] != "spill":
         raise RuntimeError(f"expected source spill after the restart, found {told}")
     return {
@@ -102,35 +97,13 @@ def measure(
     }
 
 
-def caches_over(engine: Engine, config: CacheConfig, directory: Path | None) -> Caches:
-    nvme = None
-    if directory is not None:
-        disk = disk_config(directory)
-        nvme = Nvme(engine.pool, open_storage(disk, engine.identity, engine.golden), disk, engine.level)
-    return Caches(engine.pool, config, engine.level, nvme=nvme)
-
-
-def engine_flags(engine: Engine, config: EngineConfig, tokens: int) -> list[str]:
-    return sized(engine.model, config, tokens).flags()
-
-
-def in_new_process(model: str, flags: list[str], told: dict, directory: str) -> dict:
-    """RuntimeError where it does not end well."""
-    (Path(directory) / TOLD).write_text(json.dumps(told))
-    command = [sys.executable, "-m", "qjax.cli", "bench", "restart", "--model", model, "--restarted", directory, "--json", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the process after the restart ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
-
-
 def restarted(model: str, config: EngineConfig, caches: CacheConfig, directory: str) -> dict:
     """What the new process measures. start_s: opening the files and reading the conversation back. later_s: the next turns, a median."""
     told = json.loads((Path(directory) / TOLD).read_text())
-    engine = Engine(load(model), config, caches)
+    engine = Engine(load(model), config)
     engine.identity  # noqa: B018  its time is no part of opening the files
     begin = time.perf_counter()
-    engine.caches = caches_over(engine, caches, Path(told["states"]))
+    engine.caches = engine.new_caches(caches, DiskConfig.private(told["states"]))
     start = time.perf_counter() - begin
     random, tokens, turns = np.random.default_rng(0), told["tokens"], []
     words = min(256, engine.model.tokenizer.size)

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from qjax.child import run_qjax
 from qjax.commands.console import check
 from qjax.config import EngineConfig
 from qjax.engine import Engine
@@ -89,10 +88,7 @@ def _stages(engine: Engine, model: str, config: EngineConfig, directory: str, pr
 def _outcome(name: str, model: str, config: EngineConfig, directory: str, flags: list[str], ends: int = 0) -> dict[str, np.ndarray]:
     """What a process of this command sends, which is to end with a status. ValueError where it does not."""
     file = Path(directory) / "outcome.npz"
-    command = [sys.executable, "-m", "qjax.cli", "certify", "--model", model, *config.flags(), "--dump", str(file), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != ends:
-        raise ValueError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    run_qjax(["certify", "--model", model, *config.flags(), "--dump", str(file), *flags], name, ends)
     if ends:
         return {}
     with np.load(file) as got:

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from qjax.bits import differing_bits
 from qjax.commands.console import Interrupt, Reading, say, start
-from qjax.commands.demo_restart import disk_config, restart, restarted
+from qjax.commands.demo_restart import restart, restarted, states_in
 from qjax.commands.demo_stage import CONTROL, LONGEST_ANSWER, WRONG, Stage, Step, play
-from qjax.config import CacheConfig, EngineConfig
+from qjax.config import CacheConfig, DiskConfig, EngineConfig
 from qjax.generation import Cancelled
 from qjax.purity import Outcome, leaves
 from qjax.state import Sequence
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     say(console, f"A coding agent's conversation of {args.tokens:,} tokens and more, on the model that is part of this package,", "bold")
     say(console, "through the caches. After it every request's state is compared bit for bit with a cold run of the same tokens.", "bold")
     with tempfile.TemporaryDirectory(prefix="qjax-demo-") as directory, Interrupt() as interrupt:
-        engine = start("embedded", config, console, caches, disk_config(directory))
+        engine = start("embedded", config, console, caches, DiskConfig.private(states_in(directory)))
         stage = Stage(console, engine, interrupt)
         try:
             agent = play(stage, args.tokens)

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from qjax.child import run_qjax
 from qjax.commands import demo_conversation as talk
 from qjax.commands.console import Interrupt, say, start
 from qjax.commands.conversation import Conversation
@@ -32,9 +31,9 @@ class Heard:
     content: str
 
 
-def disk_config(directory: str) -> DiskConfig:
-    """Of a directory of the demo's own, for as long as it runs."""
-    return DiskConfig(disk_cache=str(Path(directory) / "states"), disk_free_gb=0)
+def states_in(directory: str) -> Path:
+    """Where the states lie in the demo's own directory."""
+    return Path(directory) / "states"
 
 
 def restart(stage: Stage, agent: Conversation, directory: str, config: EngineConfig, caches: CacheConfig) -> None:
@@ -50,7 +49,7 @@ def restart(stage: Stage, agent: Conversation, directory: str, config: EngineCon
         "dim",
     )
     (Path(directory) / MESSAGES).write_text(json.dumps([*agent.messages, *question]))
-    in_new_process(directory, config, caches)
+    run_qjax(["demo", "--restarted", directory, *config.flags(), *caches.flags()], "the process after the restart")
     told = json.loads((Path(directory) / TOLD).read_text())
     with np.load(Path(directory) / STATE) as found:
         state = dict(found)
@@ -62,18 +61,10 @@ def restart(stage: Stage, agent: Conversation, directory: str, config: EngineCon
     stage.steps.append(Step(what, "spill", turn, turn.content.strip() == talk.answered(talk.AFTER), told["why"], state))
 
 
-def in_new_process(directory: str, config: EngineConfig, caches: CacheConfig) -> None:
-    """ValueError where it does not end well."""
-    command = [sys.executable, "-m", "qjax.cli", "demo", "--restarted", directory, *config.flags(), *caches.flags()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"the process after the restart ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-
-
 def restarted(args: argparse.Namespace) -> int:
     """What the other process does: one turn, told in files."""
     directory, console = args.restarted, Console(quiet=True)
-    engine = start("embedded", EngineConfig.from_flags(args), console, CacheConfig.from_flags(args), disk_config(directory))
+    engine = start("embedded", EngineConfig.from_flags(args), console, CacheConfig.from_flags(args), DiskConfig.private(states_in(directory)))
     with Interrupt() as interrupt:
         stage = Stage(console, engine, interrupt)
         conversation = stage.conversation()

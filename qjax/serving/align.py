@@ -8,28 +8,22 @@ that answer. What no record fits is served as sent.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from qjax.boundaries import PROBE
 from qjax.caches.keys import common
+from qjax.ledger import Reason
 from qjax.model.tokenizer import Tokenizer
 from qjax.serving.parse import Call, Span
 from qjax.serving.records import Chain, Layout, Record, Records, called, ids
 from qjax.serving.spelling import Spelling
 from qjax.serving.thinking import CLOSE
 
-PROBE = {"role": "user", "content": "?"}
 
-
-class Why(StrEnum):
-    """Why an answer of the client's is not served with the rows' tokens. `meaning` says it in words."""
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        why = str.__new__(cls, value)
-        why._value_, why.meaning = value, meaning
-        return why
+class Why(Reason):
+    """Why an answer of the client's is not served with the rows' tokens."""
 
     UNKNOWN = "unknown", "no answer to these messages is on record"
     ANSWER = "answer", "another answer to these messages was generated"

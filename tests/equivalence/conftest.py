@@ -1,13 +1,16 @@
 """For tests of the tiers: both exactness levels, and a directory that costs nothing."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qjax.config import GRID, TOKEN
+from tests.equivalence.nvme_damage import keep
 
 
 @pytest.fixture(params=[TOKEN, GRID])
@@ -24,3 +27,15 @@ def memory_path(tmp_path) -> Iterator[Path]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as directory:
         yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_engine, tmp_path_factory) -> tuple[Path, np.ndarray]:
+    """A directory with heads and a conversation, and that one's next turn."""
+    return keep(tiny_engine, tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def directory(kept, tmp_path) -> Path:
+    """A copy of it for one test."""
+    return shutil.copytree(kept[0], tmp_path / "states")

@@ -28,6 +28,21 @@ def keep(engine: Engine, directory: Path) -> tuple[Path, np.ndarray]:
     return directory, followed(tokens, generated, prompt(20, seed=9))
 
 
+def write_heads(engine: Engine, directory: Path, *prompts: np.ndarray) -> Path:
+    """A directory with the heads of some prompts, at the last four lines of each."""
+    with started(engine, directory, session_spill=False):
+        for tokens in prompts:
+            answer(engine, tokens, user=tokens.size)
+    return directory
+
+
+def write_conversation(engine: Engine, directory: Path, tokens: np.ndarray) -> tuple[Path, np.ndarray]:
+    """A directory with the conversation that a prompt began and no heads; and that one's next turn."""
+    with started(engine, directory, disk_gb=0):
+        _, generated, _ = answer(engine, tokens)
+    return directory, followed(tokens, generated, prompt(20, seed=9))
+
+
 def entry(directory: Path, key: str) -> Path:
     (found,) = directory.glob(f"*/{key}")
     return found

@@ -8,9 +8,9 @@ import pytest
 from qjax.pages import PoolFull
 from qjax.slot import Slot
 from tests.equivalence.nvme import started
-from tests.equivalence.nvme_damage import assert_cold, keys, there, warnings
+from tests.equivalence.nvme_damage import assert_cold, keys, there, warnings, write_conversation, write_heads
 from tests.equivalence.test_nvme_faults import ANCHORS, ASKED, HEAD, NOTHING_WRITTEN, PAGES
-from tests.equivalence.test_resident import answer, followed
+from tests.equivalence.test_resident import answer
 from tests.models import prompt
 
 WHOLE = HEAD[:256]
@@ -19,18 +19,12 @@ WHOLE = HEAD[:256]
 @pytest.fixture(scope="module")
 def heads(tiny_engine, tmp_path_factory):
     """Heads of a prompt that ends on its last line, so that its last anchor has logits."""
-    directory = tmp_path_factory.mktemp("heads")
-    with started(tiny_engine, directory, session_spill=False):
-        answer(tiny_engine, WHOLE, user=WHOLE.size)
-    return directory
+    return write_heads(tiny_engine, tmp_path_factory.mktemp("heads"), WHOLE)
 
 
 @pytest.fixture(scope="module")
 def conversation(tiny_engine, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("conversation")
-    with started(tiny_engine, directory, disk_gb=0):
-        _, generated, _ = answer(tiny_engine, HEAD)
-    return directory, followed(HEAD, generated, prompt(20, seed=9))
+    return write_conversation(tiny_engine, tmp_path_factory.mktemp("conversation"), HEAD)
 
 
 @pytest.fixture

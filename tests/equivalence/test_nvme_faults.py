@@ -11,8 +11,21 @@ import pytest
 
 from qjax.config import GRID, TOKEN
 from tests.equivalence.nvme import started
-from tests.equivalence.nvme_damage import DAMAGE, assert_cold, entry, file, keys, leaves, line_keys, read, there, warnings
-from tests.equivalence.test_resident import answer, followed
+from tests.equivalence.nvme_damage import (
+    DAMAGE,
+    assert_cold,
+    entry,
+    file,
+    keys,
+    leaves,
+    line_keys,
+    read,
+    there,
+    warnings,
+    write_conversation,
+    write_heads,
+)
+from tests.equivalence.test_resident import answer
 from tests.models import prompt
 
 HEAD = prompt(300)
@@ -27,9 +40,7 @@ OPEN = ["open.gdn.a", "open.gdn.b", "open.gdn.u"]
 @pytest.fixture(scope="module")
 def heads(tiny_engine, tmp_path_factory):
     """A directory with pages and anchors at the first four lines of a prompt, and a book."""
-    directory = tmp_path_factory.mktemp("heads")
-    with started(tiny_engine, directory, session_spill=False):
-        answer(tiny_engine, HEAD, user=HEAD.size)
+    directory = write_heads(tiny_engine, tmp_path_factory.mktemp("heads"), HEAD)
     assert keys(directory, "[pa]-") == {*PAGES[1:5], *ANCHORS[1:5]}
     return directory
 
@@ -44,10 +55,7 @@ def level(request, tiny_engine):
 @pytest.fixture(scope="module")
 def conversation(tiny_engine, level, tmp_path_factory):
     """(directory with a conversation and no heads, its next turn)."""
-    directory = tmp_path_factory.mktemp("conversation")
-    with started(tiny_engine, directory, disk_gb=0):
-        _, generated, _ = answer(tiny_engine, HEAD)
-    return directory, followed(HEAD, generated, prompt(20, seed=9))
+    return write_conversation(tiny_engine, tmp_path_factory.mktemp("conversation"), HEAD)
 
 
 @pytest.fixture

@@ -13,9 +13,22 @@ from storage.arrays import Leaf
 from storage.entry import seal
 from tests.bits import assert_bits_equal
 from tests.equivalence.nvme import started
-from tests.equivalence.nvme_damage import assert_cold, entry, file, keys, line_keys, read, there, warnings, write, write_array
+from tests.equivalence.nvme_damage import (
+    assert_cold,
+    entry,
+    file,
+    keys,
+    line_keys,
+    read,
+    there,
+    warnings,
+    write,
+    write_array,
+    write_conversation,
+    write_heads,
+)
 from tests.equivalence.test_nvme_faults import ANCHORS, ASKED, HEAD, NOTHING_WRITTEN, PAGES
-from tests.equivalence.test_resident import answer, cold, followed
+from tests.equivalence.test_resident import answer, cold
 from tests.models import prompt
 
 OTHER = np.concatenate([prompt(64, seed=1), HEAD[64:]])
@@ -26,10 +39,7 @@ OTHER_PAGES, OTHER_ANCHORS = line_keys(OTHER)
 @pytest.fixture(scope="module")
 def heads(tiny_engine, tmp_path_factory):
     """Pages and anchors at the first four lines of two prompts."""
-    directory = tmp_path_factory.mktemp("heads")
-    with started(tiny_engine, directory, session_spill=False):
-        for tokens in (HEAD, OTHER):
-            answer(tiny_engine, tokens, user=tokens.size)
+    directory = write_heads(tiny_engine, tmp_path_factory.mktemp("heads"), HEAD, OTHER)
     assert keys(directory, "[pa]-") == {*PAGES[1:5], *ANCHORS[1:5], *OTHER_PAGES[1:5], *OTHER_ANCHORS[1:5]}
     return directory
 
@@ -241,10 +251,8 @@ SESSION = {
 @pytest.fixture(scope="module", params=[TOKEN, GRID])
 def conversation(request, tiny_engine, tmp_path_factory):
     """(directory with a conversation and no heads, its next turn), at each level."""
-    tiny_engine.level, directory = request.param, tmp_path_factory.mktemp("conversation")
-    with started(tiny_engine, directory, disk_gb=0):
-        _, generated, _ = answer(tiny_engine, HEAD)
-    yield directory, followed(HEAD, generated, prompt(20, seed=9))
+    tiny_engine.level = request.param
+    yield write_conversation(tiny_engine, tmp_path_factory.mktemp("conversation"), HEAD)
     tiny_engine.level = TOKEN
 
 

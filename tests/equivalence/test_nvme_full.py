@@ -1,31 +1,19 @@
 """Where the tier on NVMe has no room: a full disk, the space that is left to others, budgets. Nothing is lost for it, and it is said once."""
 
 import errno
-import shutil
 
 import numpy as np
-import pytest
 
 from qjax.caches.nvme.filed import DISK
 from storage.directory import Directory
 from tests.equivalence.nvme import recount, started
-from tests.equivalence.nvme_damage import assert_cold, keep, keys, warnings
+from tests.equivalence.nvme_damage import assert_cold, keys, warnings
 from tests.equivalence.test_nvme_faults import ASKED, HEAD
 from tests.equivalence.test_resident import answer, followed
 from tests.models import prompt
 from tests.storage.children import run_with_mounts
 
 OTHER = prompt(200, seed=4)
-
-
-@pytest.fixture(scope="module")
-def kept(tiny_engine, tmp_path_factory):
-    return keep(tiny_engine, tmp_path_factory.mktemp("kept"))
-
-
-@pytest.fixture
-def directory(kept, tmp_path):
-    return shutil.copytree(kept[0], tmp_path / "states")
 
 
 def test_a_start_where_not_even_the_first_entry_has_room(tiny_engine, tmp_path, caplog, monkeypatch):

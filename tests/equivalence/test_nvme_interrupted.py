@@ -13,7 +13,7 @@ from qjax.caches.nvme.staging import Staging
 from qjax.pages import PagePool
 from storage import Storage
 from tests.equivalence.nvme import Slow, recount, started
-from tests.equivalence.nvme_damage import assert_cold, keys, warnings
+from tests.equivalence.nvme_damage import assert_cold, keys, warnings, write_heads
 from tests.equivalence.test_nvme_faults import ASKED, HEAD, NOTHING_WRITTEN
 from tests.equivalence.test_resident import answer, followed
 from tests.models import prompt
@@ -21,10 +21,7 @@ from tests.models import prompt
 
 @pytest.fixture(scope="module")
 def heads(tiny_engine, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("heads")
-    with started(tiny_engine, directory, session_spill=False):
-        answer(tiny_engine, HEAD, user=HEAD.size)
-    return directory
+    return write_heads(tiny_engine, tmp_path_factory.mktemp("heads"), HEAD)
 
 
 @pytest.fixture

@@ -1,31 +1,19 @@
 """Files of other engines on NVMe: other weights, another grid, level or version, other bits. None of them is served, and what differs is said."""
 
-import shutil
 from dataclasses import replace
 
 import jax
 import numpy as np
-import pytest
 
 from qjax.caches.nvme.place import open_storage
 from qjax.config import GRID, CacheConfig, DiskConfig, EngineConfig
 from qjax.engine import Engine
 from tests.equivalence import nvme as helpers
 from tests.equivalence.nvme import SMALL, started
-from tests.equivalence.nvme_damage import assert_cold, files, keep, there, warnings
+from tests.equivalence.nvme_damage import assert_cold, files, there, warnings
 from tests.equivalence.test_nvme_faults import HEAD, NOTHING_WRITTEN
 from tests.equivalence.test_resident import answer, followed
 from tests.models import prompt, random_model, tiny_config
-
-
-@pytest.fixture(scope="module")
-def kept(tiny_engine, tmp_path_factory):
-    return keep(tiny_engine, tmp_path_factory.mktemp("kept"))
-
-
-@pytest.fixture
-def directory(kept, tmp_path):
-    return shutil.copytree(kept[0], tmp_path / "states")
 
 
 def small(compile_cache) -> EngineConfig:

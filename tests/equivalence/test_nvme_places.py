@@ -9,23 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.equivalence.nvme import recount, started
-from tests.equivalence.nvme_damage import assert_cold, entry, file, files, flip, keep, there, warnings
+from tests.equivalence.nvme_damage import assert_cold, entry, file, files, flip, there, warnings
 from tests.equivalence.test_nvme_faults import ANCHORS, ASKED, HEAD, NOTHING_WRITTEN, PAGES
 from tests.equivalence.test_resident import answer
 from tests.models import prompt
 
 OTHER = prompt(200, seed=4)
 YEAR = 365 * 86_400
-
-
-@pytest.fixture(scope="module")
-def kept(tiny_engine, tmp_path_factory):
-    return keep(tiny_engine, tmp_path_factory.mktemp("kept"))
-
-
-@pytest.fixture
-def directory(kept, tmp_path):
-    return shutil.copytree(kept[0], tmp_path / "states")
 
 
 def test_e7_a_second_engine_reads_and_writes_nothing(tiny_engine, kept, directory, caplog):

@@ -149,11 +149,10 @@ class Index(Catalog):
             doomed = [key for old in olds for key in self._forget_session(old)]
         self._remove(doomed, "superseded")
 
-    def drop_all(self, use: str | None = None) -> None:
-        """Removes a use's anchors and sessions, or all."""
+    def drop_all(self) -> None:
+        """Removes all anchors and sessions."""
         with self._lock:
-            sessions = list(self.sessions.values()) if use != DISK else []
-            doomed = [key for session in sessions for key in self._forget_session(session)]
-            for filed in [a for a in self.anchors.values() if use in (None, a.use)]:
+            doomed = [key for session in list(self.sessions.values()) for key in self._forget_session(session)]
+            for filed in list(self.anchors.values()):
                 doomed += self._forget(filed)
         self._remove(doomed, "cleared")
