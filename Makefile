@@ -1,6 +1,8 @@
 # A bare machine needs Python >= 3.11 and make; every target makes the virtual environment that it runs in.
 #   make demo        installs qjax into .venv and shows warm against cold on the embedded model
+#   make serve       serves the embedded model over HTTP on 127.0.0.1:8000 until Ctrl-C
 #   make test        adds the test packages to .venv and runs the tests
+#   make test-clients   installs opencode and qwen-code into .clients and runs them against a server, about 2 minutes
 #   make reference   runs the comparison with transformers, in .venv-reference (torch's CPU build)
 #   make lint, make bench
 #   make mutants     puts a fault at a time into the code of the caches and runs the test that must see it, about 15 minutes
@@ -30,14 +32,23 @@ fi
 @touch $@
 endef
 
-.PHONY: demo test reference lint bench mutants
+.PHONY: demo serve test clients test-clients reference lint bench mutants
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
 	.venv/bin/qjax demo
 
+serve: .venv/.installed
+	.venv/bin/qjax serve
+
 test: .venv/.installed-test
 	.venv/bin/python -m pytest
+
+clients: .venv/.installed-clients
+	.venv/bin/python -m tests.clients.install
+
+test-clients: clients
+	.venv/bin/python -m tests.clients.alone .venv/bin/python -m pytest tests/clients
 
 reference: .venv-reference/.installed
 	.venv-reference/bin/python -m pytest tests/reference
@@ -57,6 +68,9 @@ mutants: .venv/.installed-test
 # After the plain one, so that two targets at once (make -j) never write to one environment together.
 .venv/.installed-test: .venv/.installed
 	$(call install,.venv,.[test])
+
+.venv/.installed-clients: .venv/.installed-test
+	$(call install,.venv,.[clients])
 
 .venv-reference/.installed: pyproject.toml
 	$(call install,.venv-reference,.[reference])

@@ -11,14 +11,15 @@ PROBE = {"role": "user", "content": "?"}
 class Boundaries:
     """Of one template and its variables. Tools are no part of it: they stand before all messages, and would be rendered each time."""
 
-    def __init__(self, template: Template, **variables):
+    def __init__(self, template: Template, /, **variables):
         self._template, self._variables = template, variables
         try:
-            # a message alone, and the tokens with which the template begins an answer: both int32 [n]
-            asking, self._probe = (self._render([PROBE], ask) for ask in (True, False))
-            self._opening = asking[common(asking, self._probe) :]
+            # the tokens with which the template begins an answer, int32 [n], and the parts of a message alone
+            asking, alone = (np.array(self._template.render([PROBE], None, ask, **variables), np.int32) for ask in (True, False))
+            self._opening = asking[common(asking, alone) :]
+            self._alone = self._template.parts([PROBE], None, False, **variables)
         except ValueError:  # a template that wants more than a user's message
-            self._opening = self._probe = None
+            self._opening = self._alone = None
 
     def history(self, prompt: np.ndarray) -> int | None:
         """Tokens of a prompt before the beginning of the answer, a prefix of whatever the template makes of the answer later.
@@ -38,17 +39,15 @@ class Boundaries:
         the prompt, and in the prompt from its end. None where turns do not begin with a special token, which no text becomes.
         """
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is None or self._probe is None:
+        if last is None or self._alone is None:
             return None
         short = [PROBE, *({"role": message["role"], "content": "?"} for message in messages[last:])]
         try:
-            tail = self._render(short)[self._probe.size :]
+            parts = self._template.parts(short, None, True, **self._variables)
         except ValueError:
             return None
-        if not tail.size or tail[0] not in self._template.special_ids:
+        tail = parts[len(self._alone) :]
+        if parts[: len(self._alone)] != self._alone or not tail or not isinstance(tail[0], int):
             return None
-        places, turns = np.flatnonzero(prompt == tail[0]), np.count_nonzero(tail == tail[0])
+        places, turns = np.flatnonzero(prompt == tail[0]), tail.count(tail[0])
         return int(places[-turns]) if turns <= places.size else None
-
-    def _render(self, messages: list[dict], ask: bool = True) -> np.ndarray:
-        return np.array(self._template.render(messages, None, add_generation_prompt=ask, **self._variables), np.int32)

@@ -3,11 +3,14 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from qjax import cli_bench, process
+from qjax import cli_bench, config_file, process
 from qjax.cli_flags import MODEL, engine, positive
+from qjax.flags import WrongSetting
 
 # Whatever imports JAX, which takes seconds, is imported by the functions that need it: `entry` runs before.
 
@@ -65,7 +68,9 @@ def _generate(parser):
     parser.add_argument("files", metavar="FILE", nargs="*", default=["-"], help=prompts)
     _generation(parser)
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be given more than once")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text as it comes")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end, of several files a list of them, instead of the text as it comes"
+    )
 
 
 def _ledger(parser):
@@ -99,7 +104,7 @@ def _cache(parser):
     reads = {f.name: f.metadata["type"] for f in dataclasses.fields(DiskConfig) if "type" in f.metadata}
 
     def place(text: str) -> str:
-        if (found := reads["disk_cache"](text)) is None:
+        if (found := text if Path(text).is_file() else reads["disk_cache"](text)) is None:  # of a file the command says what it lacks
             raise argparse.ArgumentTypeError(f"expected a directory or a bucket, found {text!r}")
         return found
 
@@ -109,7 +114,9 @@ def _cache(parser):
     parser.add_argument("--all", action="store_true", help="show every line of a long list")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with everything")
     parser.add_argument("--explain", metavar="KEY", help="say of one entry, named by the beginning of its key, what it is and why it is kept")
-    parser.add_argument("--verify", action="store_true", help="read every entry and check its sums; status 1 where one is damaged")
+    parser.add_argument(
+        "--verify", action="store_true", help="read every entry, check its sums and what it stands on; status 1 where something is damaged or missing"
+    )
     group = parser.add_argument_group(
         "pruning", "Removes what no engine can use, and what these say; not while an engine has the directory. With --verify also what is damaged."
     )
@@ -132,6 +139,18 @@ def _cache(parser):
     parser.add_argument_group("columns", "\n".join(f"{name:<12}{meaning}" for name, meaning in columns.items()))
 
 
+def _serve(parser):
+    from qjax.config import ServeConfig
+    from qjax.serving.limits import Limits
+
+    parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these flags, as in kv-gb = 8; the command line goes before it")
+    ServeConfig.add_flags(parser)
+    engine(parser, caches=True, disk=True)
+    Limits.add_flags(parser)
+    parser.set_defaults(parallel=2)
+
+
 def _generation(parser):
     parser.add_argument("--model", default="embedded", help=f"{MODEL} (default embedded)")
     parser.add_argument("--max-tokens", metavar="N", type=positive, default=512, help="longest answer in tokens (default 512)")
@@ -148,6 +167,16 @@ COMMANDS = {
         "talks with a model in the terminal; each turn reads only what is new",
         _chat,
         ["qjax chat --no-thinking", "qjax chat --model ~/models/Qwen3.5-0.8B --temperature 0.7 --top-p 0.8 --top-k 20"],
+    ),
+    "serve": (
+        "serves a model over HTTP, as OpenAI's API: for coding agents, chat pages and scripts; stops with nothing lost",
+        _serve,
+        [
+            "qjax serve",
+            "qjax serve --model ~/models/Qwen3.5-0.8B --port 8080 --kv-gb 8 --parallel 4",
+            "qjax serve --config serve.toml --host 0.0.0.0 --key-file keys.txt",
+            'curl http://127.0.0.1:8000/v1/chat/completions -d \'{"messages": [{"role": "user", "content": "hello"}]}\'',
+        ],
     ),
     "generate": (
         "continues texts from files or standard input, as they stand, with no chat template",
@@ -236,7 +265,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, what the command says, 2 for wrong input, 130 after Ctrl-C. SystemExit after SIGTERM."""
-    args = parser().parse_args(argv)
+    try:
+        args = parser().parse_args(config_file.expanded(sys.argv[1:] if argv is None else argv))
+    except ValueError as error:
+        print(f"qjax: error: {error}", file=sys.stderr)
+        return 2
     from qjax.pages import PoolFull
 
     command = importlib.import_module(f"qjax.commands.{args.command}")
@@ -250,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, PoolFull) as error:
         if args.debug:
             raise
-        print(f"qjax: error: {error}", file=sys.stderr)
+        print(f"qjax: error: {error.of_flag if isinstance(error, WrongSetting) else error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nqjax: interrupted; nothing that was saved is lost", file=sys.stderr)
@@ -261,7 +294,11 @@ def entry() -> int:
     """What the `qjax` command starts."""
     process.begin()
     process.tune()
-    return main()
+    try:
+        return main()
+    except process.Ended as ended:
+        signal.signal(ended.number, signal.SIG_IGN)  # a shell may send it twice
+        raise
 
 
 if __name__ == "__main__":

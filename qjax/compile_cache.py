@@ -10,6 +10,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from qjax.flags import WrongSetting
+
 _mended: list[str] = []
 _not_kept: list[str] = []
 
@@ -20,7 +22,7 @@ def use_compile_cache(directory: Path | None) -> None:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as e:
-            raise ValueError(f"compile_cache must be a directory that can be made, not {directory}: {e.strerror}") from e
+            raise WrongSetting("compile_cache", f"must be a directory that can be made, not {directory}: {e.strerror}") from e
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_compilation_cache_dir", None if directory is None else str(directory))

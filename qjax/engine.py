@@ -34,9 +34,11 @@ from qjax.model.source import Model
 from qjax.pages import PagePool
 from qjax.probe import Impure, golden, probe
 from qjax.programs import MARKS, Programs, Shapes
-from qjax.sampling import Sampling
+from qjax.sampling import Sampling, is_whole
 from qjax.slot import Slot
 from qjax.state import Sequence
+from qjax.thought import Thought
+from qjax.transcript import Transcript
 from storage import StorageError
 
 log = logging.getLogger(__name__)
@@ -68,10 +70,9 @@ class Engine:
 
     def __init__(self, model: Model, config: EngineConfig | None = None, caches: CacheConfig | None = None, disk: DiskConfig | None = None):
         """Compiles every program, and finds the exactness level. caches: None for an engine that keeps nothing. disk: None for one whose
-        caches have no tier on NVMe; with one, `close` writes the conversations.
-
-        ValueError where the page pool cannot hold one page. Raises Impure where the level that was asked for does not hold here. A disk
-        cache that can neither be written nor read is told in the log, and the engine goes on without it.
+        caches have no tier on NVMe; with one, `close` writes the conversations. ValueError where the page pool cannot hold one page. Raises
+        Impure where the level that was asked for does not hold here. A disk cache that can neither be written nor read is told in the log,
+        and the engine goes on without it.
         """
         config = config or EngineConfig()
         self.parallel = config.parallel
@@ -119,6 +120,11 @@ class Engine:
         """A planned stop: what the caches write to NVMe is written. The engine runs nothing afterwards."""
         if self.caches:
             self.caches.close()
+
+    def abandon(self) -> None:
+        """Ends what the caches write to NVMe: what was begun is finished, and nothing else is written. Nothing where `close` was called."""
+        if self.caches:
+            self.caches.abandon()
 
     def empty(self) -> Sequence:
         """The sequence of no tokens."""
@@ -268,6 +274,11 @@ class Engine:
         tenant: str = "",
         history: int | None = None,
         user: int | None = None,
+        session: str | None = None,
+        parent: str | None = None,
+        parted: str | None = None,
+        logprobs: int | None = None,
+        thought: Thought | None = None,
         progress: Callable[[Progress], None] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Generation:
@@ -275,22 +286,21 @@ class Engine:
 
         With caches and no sequence it goes on from the best that they hold of this tenant. history, user: tokens of the prompt
         without the template's beginning of an answer, and those before the last user message, where the caller knows them: later
-        prompts part there. stop: texts before which it ends, or one. ValueError names what is wrong, and nothing has been computed by then.
+        prompts part there. session, parent, parted: as of `Caches.begin`. stop: texts before which it ends, or one. logprobs: with each
+        token come its own, and so many of the likeliest's. thought: counts the reasoning and may bound it. ValueError names what is wrong,
+        and nothing has been computed by then.
         """
         tokens = self.check(tokens, sequence)
-        if not _is_whole(max_tokens) or max_tokens < 1:
+        if not is_whole(max_tokens) or max_tokens < 1:
             raise ValueError(f"max_tokens must be a whole number, at least 1, found {max_tokens!r}")
         if not isinstance(tenant, str):
             raise ValueError(f"tenant must be a text, found {tenant!r}")
         for name, at in (("history", history), ("user", user)):
-            if at is not None and not (_is_whole(at) and 0 <= at <= tokens.size):
+            if at is not None and not (is_whole(at) and 0 <= at <= tokens.size):
                 raise ValueError(f"{name} must be a number of tokens of the prompt, 0 to {tokens.size}, found {at!r}")
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         lookup = None
         if self.caches and sequence is None:
-            lookup = {"tokens": tokens, "tenant": tenant, "history": history, "user": user}
-        return Generation(self, tokens, sequence, lookup, sampling or Sampling(), min(max_tokens, self.limit - tokens.size), stop, progress, cancel)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            names = {"session": session, "parent": parent, "parted": parted}
+            lookup = {"tokens": tokens, "tenant": tenant, "history": history, "user": user} | names
+        said, most = Transcript(self.model.tokenizer, stop, thought, logprobs), min(max_tokens, self.limit - tokens.size)
+        return Generation(self, tokens, sequence, lookup, sampling or Sampling(), most, said, progress, cancel)

@@ -17,7 +17,7 @@ from qjax.ledger import Record
 from qjax.sampling import sample
 from qjax.slot import Slot
 from qjax.state import Sequence
-from qjax.text import StopStrings
+from qjax.transcript import Token, Transcript
 
 
 class Progress(NamedTuple):
@@ -42,17 +42,6 @@ class Cancelled(Exception):
         self.sequence = sequence
 
 
-class Token(NamedTuple):
-    """A generated token and the text that it completes.
-
-    The text lags behind where a character is not complete or a stop string may be beginning; what is left at the end comes
-    with no token (id None).
-    """
-
-    id: int | None
-    text: str
-
-
 class Full(NamedTuple):
     """The next forward of this slot needs a page and none is free. Who goes on all the same gets PoolFull if that has not changed."""
 
@@ -64,25 +53,47 @@ class Generation:
 
     Afterwards:
       sequence        the state at the last forwarded token, held for the caller (release it through the engine)
-      tokens, text    what was generated, without the stop token or stop string
+      tokens, text    what was generated, without the stop token or stop string; no text of hidden tokens
+      hidden, raw     [start, end) of the tokens that the client does not get, and the text with theirs
+      thought_tokens  tokens inside the reasoning, where a Thought was given
       finish          "stop", "length", "cancelled", or "failed" where it broke off with an error
       start           prompt tokens that were not read again
       error           what it broke off with, where it ran beside others (qjax/parallel.py); alone, that is raised
       prompt_tokens, prefill_seconds, first_token_seconds, decode_seconds
     """
 
-    def __init__(self, engine, prompt, sequence, lookup, sampling, max_tokens, stop, progress, cancel):
-        """lookup: what the caches are asked with, the arguments of `Caches.begin`; None for a request that they do not see."""
+    def __init__(self, engine, prompt, sequence, lookup, sampling, max_tokens, said: Transcript, progress, cancel):
+        """said: an empty one. lookup: what the caches are asked with, the arguments of `Caches.begin`; None for a request that they do not see."""
         self._engine, self._prompt, self._from, self.lookup = engine, prompt, sequence, lookup
         self._sampling, self._max_tokens = sampling, max_tokens
-        self._stop, self._progress, self._cancel = StopStrings(stop), progress, cancel
-        self._asked = {"tenant": lookup["tenant"], "sampling": sampling, "max_tokens": max_tokens, "stop": stop} if lookup else {}
-        self.tokens: list[int] = []
-        self.text, self.finish, self.sequence, self.error = "", None, None, None
+        self._said, self._progress, self._cancel = said, progress, cancel
+        asked = {"sampling": sampling, "max_tokens": max_tokens, "stop": said.stops}
+        self._asked = {"tenant": lookup["tenant"]} | asked if lookup and said.plain else None  # as the response cache is asked, if it is
+        self.finish = self.sequence = self.error = None
         self.prompt_tokens, self.start = prompt.size, 0
         self.prefill_seconds = self.first_token_seconds = self.decode_seconds = 0.0
         self._steps: weakref.ref | None = None
         self._theirs = False  # an error came out of the caller's own function
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._said.tokens
+
+    @property
+    def text(self) -> str:
+        return self._said.text
+
+    @property
+    def raw(self) -> str:
+        return self._said.raw
+
+    @property
+    def hidden(self) -> list[tuple[int, int]]:
+        return self._said.hidden
+
+    @property
+    def thought_tokens(self) -> int:
+        return self._said.thought_tokens
 
     def __iter__(self) -> Iterator[Token]:
         with contextlib.closing(self.steps()) as steps:
@@ -114,7 +125,7 @@ class Generation:
         engine, tokenizer = self._engine, self._engine.model.tokenizer
         begin = time.perf_counter()
         self.finish = "cancelled"
-        kept = engine.caches.answered(self._prompt, **self._asked) if self.lookup else None
+        kept = engine.caches.answered(self._prompt, **self._asked) if self._asked else None
         if kept is not None:
             yield from self._repeat(kept, begin)
             return
@@ -138,17 +149,18 @@ class Generation:
             raise
         slot, self.start, self.prefill_seconds = done.slot, done.start, time.perf_counter() - begin
         at, logits = slot.length, done.logits
-        stream, failed = tokenizer.stream(), None
+        said, failed = self._said, None
         try:
             while True:
                 history = np.array(slot.tokens if self._sampling.penalizes else [], np.int32)
                 token = sample(logits, self._sampling, history, len(self.tokens), tokenizer.size)
+                token = token if said.due is None else said.due  # drawn all the same: a broken row is told
                 self.first_token_seconds = self.first_token_seconds or time.perf_counter() - begin
                 if token in tokenizer.stop_ids:
                     self.finish = "stop"
                     break
-                said, stopped = self._say(token, stream)
-                yield said
+                new, stopped = said.add(token, logits)
+                yield new
                 if stopped or len(self.tokens) == self._max_tokens:
                     self.finish = "stop" if stopped else "length"
                     break
@@ -161,7 +173,7 @@ class Generation:
                 at, logits = slot.length, row
                 if request:
                     request.pump()
-            rest, stopped = self._say(None, stream)
+            rest, stopped = said.end()
             self.finish = "stop" if stopped else self.finish
             if rest.text:
                 yield rest
@@ -201,30 +213,20 @@ class Generation:
             self._engine.release(self.sequence)
         self.sequence = self.finish = self._steps = None
 
-    def _say(self, token: int | None, stream) -> tuple[Token, bool]:
-        """A token with the text that it completes, and whether a stop string has ended that; None at the end, for what is left."""
-        if token is not None:
-            self.tokens.append(token)
-        text, stopped = self._stop.feed(stream.flush() if token is None else stream.step(token))
-        text += self._stop.flush() if token is None else ""
-        self.text += text
-        return Token(token, text), stopped
-
     def _repeat(self, kept: Response, begin: float) -> Iterator[Token]:
         """An answer that was kept, with the texts that it had. There is no state: the sequence is the empty one."""
         self.sequence, self.start = self._engine.empty(), self.prompt_tokens
-        stream = self._engine.model.tokenizer.stream()
         if self._progress:
             self._progress(Progress(self.start, self.start, self.start, time.perf_counter() - begin))
         try:
             for token in kept.tokens.tolist():
                 if self._cancel and self._cancel():
                     return
-                said, _ = self._say(token, stream)
+                new, _ = self._said.add(token)
                 self.first_token_seconds = self.first_token_seconds or time.perf_counter() - begin
-                yield said
+                yield new
             self.finish = kept.finish
-            if (rest := self._say(None, stream)[0]).text:
+            if (rest := self._said.end()[0]).text:
                 yield rest
         finally:
             self.decode_seconds = time.perf_counter() - begin
@@ -264,5 +266,5 @@ class Generation:
             return
         self._timed(request.record)
         request.finish(self.sequence, logits)
-        if request.exact:  # what another one is owed is a cold run's answer
+        if request.exact and self._asked:  # what another one is owed is a cold run's answer
             self._engine.caches.remember(self._prompt, **self._asked, tokens=self.tokens, finish=self.finish)

@@ -50,7 +50,7 @@ class Why(Reason):
     BELOW_GRID = "below_grid", "the prompt is shorter than a grid line, and nothing shorter was kept"
     EVICTED = "evicted", "it was kept, and made room for something else"
     CLEARED = "cleared", "it was kept until the caches were emptied"
-    DAMAGED = "damaged", "it is kept, and could not be taken"
+    DAMAGED = "damaged", "it was kept, and is damaged or could not be taken"
     NONE = "none", "only new tokens were read"
 
 
@@ -65,6 +65,8 @@ class Record:
     agrees                longest prefix that anything kept agrees with; read_again: tokens below it that were forwarded again
     differs_at            the first token at which the nearest kept sequence and the prompt differ, if they do
     kept_text, found_text a few tokens around it, decoded
+    session               the client's name of the conversation
+    parted                where and why a conversation was not served with the rows of its last answer, as a server tells it
     failed                "tier: reason" of each hit that could not be taken
     anchors_taken         how many by kind; anchors_dropped: how many by reason
     """
@@ -72,6 +74,8 @@ class Record:
     number: int = 0
     at: float = field(default_factory=time.time)
     tenant: str = ""
+    session: str | None = None
+    parted: str | None = None
     prompt_tokens: int
     source: str = "cold"
     start: int = 0

@@ -9,9 +9,11 @@ for generation, token in runs:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from qjax.engine import Engine
 from qjax.generation import Full, Generation, Token
@@ -35,7 +37,7 @@ class Parallel:
     One thread drives it by iterating: (generation, token) as they come, and (generation, None) where one has ended; the loop ends where
     nothing is left. Then its `sequence`, if not None, is the consumer's to release, and its `error`, if not None, is what it broke off
     with: that ends no other request. Leaving the loop leaves the requests where they are; another loop goes on with them.
-    Any thread may submit, cancel and close.
+    Any thread may submit, cancel, do and close.
 
     Turns: every request that writes its answer takes a step; then one of those that read their prompts, in turn, takes a forward. So
     between two tokens of an answer there is one prefill forward at the most, and a short prompt is read beside a long one.
@@ -58,6 +60,7 @@ class Parallel:
         self._waiting: list[Generation] = []
         self._running: list[_Run] = []  # the one whose turn is longest ago first
         self._started, self._closed = 0, False
+        self._to_do: list[tuple[Callable[[], Any], Future]] = []
 
     def submit(self, tokens: Tokens[int], *args, **options) -> Generation:
         """Puts a request into the queue, with the arguments of `Engine.generate`, which says at once what is wrong with it.
@@ -79,6 +82,16 @@ class Parallel:
             if generation in self._open:
                 self._open[generation] = True
 
+    def do(self, function: Callable[[], Any]) -> Future:
+        """Has the thread that drives the loop call a function between two forwards, or in `wait`. RuntimeError after `close`."""
+        done = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("nothing can be done any more: it was closed")
+            self._to_do.append((function, done))
+            self._changed.notify_all()
+        return done
+
     def close(self) -> None:
         """Cancels what there is and takes nothing more; the loop, or the next one, ends it."""
         with self._changed:
@@ -86,14 +99,27 @@ class Parallel:
             self._open = dict.fromkeys(self._open, True)
             self._changed.notify_all()
 
-    def wait(self) -> bool:
-        """Waits until there is something to run: True; or until it is closed and nothing is left: False."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until there is something to run, for so many seconds at the most; False where it is closed and nothing is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._open or self._closed)
-            return bool(self._open)
+            self._changed.wait_for(lambda: self._open or self._closed or self._to_do, seconds)
+        self._do_all()
+        with self._changed:
+            return bool(self._open) or not self._closed
+
+    def _do_all(self) -> None:
+        with self._changed:
+            waiting, self._to_do = self._to_do, []
+        for function, done in waiting:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(function())
+                except Exception as error:
+                    done.set_exception(error)
 
     def __iter__(self) -> Iterator[tuple[Generation, Token | None]]:
         while True:
+            self._do_all()
             yield from self._end_cancelled()
             yield from self._start()
             if not self._running:

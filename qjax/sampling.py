@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from qjax.flags import WrongSetting
+
 SUM_BLOCK = 1024  # weights summed at a time: a float64 running sum over a whole vocabulary is 30 times slower than sums of blocks
 FIRST_TRY = 128  # tokens sorted at first for top-p; times 8 until they hold the mass, since a sort of 248,320 logits costs 6 ms
 
@@ -37,7 +39,7 @@ class Sampling:
             value = getattr(self, field)
             number = isinstance(value, kind) and not isinstance(value, bool)
             if not (number and low <= value <= high):  # a NaN is in no range
-                raise ValueError(f"{field} must be {wanted}, not {value!r}")
+                raise WrongSetting(field, f"must be {wanted}, not {value!r}")
 
     @property
     def penalizes(self) -> bool:
@@ -46,6 +48,13 @@ class Sampling:
 
 
 WHOLE, REAL = (int, np.integer), (int, float, np.integer, np.floating)
+
+
+def is_whole(value: object) -> bool:
+    """True for an integer, which a boolean is not."""
+    return isinstance(value, WHOLE) and not isinstance(value, bool)
+
+
 RANGES = (
     ("temperature", "a finite number, 0 (greedy) or more", REAL, 0, np.finfo(np.float32).max),
     ("top_k", "a whole number, 0 (off) or more", WHOLE, 0, math.inf),
@@ -105,7 +114,7 @@ def _candidates(logits, top, sampling: Sampling):
     """(ids [N] or None for all of them in order, weights [N] float32): what the filters leave, weighted by exp of the scaled logits."""
     ids = None
     if 0 < sampling.top_k < logits.size:
-        ids = _largest(logits, sampling.top_k)
+        ids = largest(logits, sampling.top_k)
         logits = logits[ids]
     # The largest becomes 0 before the division, so that the smallest temperature overflows towards -inf only.
     with np.errstate(over="ignore"):
@@ -121,7 +130,7 @@ def _candidates(logits, top, sampling: Sampling):
     return ids, weights
 
 
-def _largest(values, count: int):
+def largest(values, count: int):
     """Ids of the `count` largest values, largest first, equal ones by id; partitioning values is five times faster than argpartition."""
     if count >= values.size:
         return np.argsort(-values, kind="stable")
@@ -136,7 +145,7 @@ def _nucleus(logits, weights, mass: float, is_sorted: bool):
     wanted = mass * weights.sum(dtype=np.float64)
     count = weights.size if is_sorted else FIRST_TRY
     while True:
-        order = np.arange(weights.size) if is_sorted else _largest(logits, count)
+        order = np.arange(weights.size) if is_sorted else largest(logits, count)
         held = np.cumsum(weights[order], dtype=np.float64)
         if held[-1] >= wanted or count >= weights.size:
             return order[: np.searchsorted(held, wanted) + 1]

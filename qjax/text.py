@@ -8,33 +8,33 @@ class StopStrings:
 
     The text ends before the occurrence whose *last* character comes first; of two that end together, before the longer one. That is what a
     reader sees who is given one character at a time, so no way of cutting the text into tokens changes it. Text that may still turn out to
-    be the beginning of a stop string is held back: what was emitted is never taken back.
+    be the beginning of a stop string is held back: what was emitted is never taken back. held: that text.
     """
 
     def __init__(self, stops: Sequence[str] | str):
         """ValueError for an empty stop string, which would stop everything."""
-        self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        if not all(isinstance(stop, str) and stop for stop in self._stops):
-            raise ValueError(f"stop strings must be texts of at least one character, not {list(self._stops)!r}")
-        self._held = ""
+        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        if not all(isinstance(stop, str) and stop for stop in self.stops):
+            raise ValueError(f"stop strings must be texts of at least one character, not {list(self.stops)!r}")
+        self.held = ""
         self._stopped = False
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Takes the next piece; returns (what may be shown now, whether a stop string is complete). After a stop everything is dropped."""
         if self._stopped:
             return "", True
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        text = self.held + text
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
+            self.held, self._stopped = "", True
             return text[: min(found)[1]], True
-        kept = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[kept:]
+        kept = len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[kept:]
         return text[:kept], False
 
     def flush(self) -> str:
         """What is still held back when the generation ends without a stop string."""
-        text, self._held = self._held, ""
+        text, self.held = self.held, ""
         return text
 
 

@@ -16,6 +16,7 @@ from qjax.caches.nvme.filed import SECTIONS
 from qjax.caches.nvme.rates import Rates
 from qjax.config import CacheConfig, DiskConfig
 from qjax.engine import Engine
+from qjax.interrupts import deferred
 from qjax.ledger import Record
 from qjax.purity import Check, prompt
 from qjax.warmth import ANSWER, NEW, Answer, answered_cold, ask, ask_of, measured
@@ -37,13 +38,16 @@ class Regardless(Rates):
 def over_files(engine: Engine, directory: str | Path):
     """The engine with caches of its own over a private directory; at the end a planned stop."""
     before = engine.caches
-    engine.caches = caches = engine.new_caches(CacheConfig(), DiskConfig.private(directory, disk_min_tokens=0))
-    caches.nvme.rates = Regardless()
     try:
+        with deferred():
+            engine.caches = caches = engine.new_caches(CacheConfig(), DiskConfig.private(directory, disk_min_tokens=0))
+        caches.nvme.rates = Regardless()
         yield caches
-    finally:
         caches.close()
-        caches.clear()
+    finally:
+        if engine.caches is not before:
+            engine.abandon()
+            engine.caches.clear()
         engine.caches = before
 
 

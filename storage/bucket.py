@@ -35,7 +35,7 @@ def connected(url: str, options: Mapping, below: str = "") -> ts.KvStore:
 class Bucket:
     """The methods are a Directory's; each raises ValueError where the object store does not do what it is asked."""
 
-    shared, swept, unfinished = True, (), 0
+    shared, swept, unfinished = True, (), ()
 
     def __init__(self, url: str, fingerprint: Fingerprint, read_only: bool, options: Mapping):
         """options: members of TensorStore's spec that the URL does not have, such as endpoint. StorageError where it cannot be opened."""

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,20 +28,24 @@ import tensorstore as ts
 from storage import direct
 from storage.arrays import as_bits, file_name
 from storage.entry import KEY, META
-from storage.errors import failure
+from storage.errors import StorageError, failure
 from storage.fingerprint import DIGEST, FIELDS, Fingerprint
-from storage.lock import Lock
+from storage.lock import Lock, is_held
 
 log = logging.getLogger(__name__)
 
 THREADS = 4
 """Files read at once, and as many written."""
+LOCK = "lock"
+FILE = re.compile(r"0(\.0)*(\.__lock.*)?")
+"""An array's file, or what TensorStore makes of it while it writes."""
 
 
 class Directory:
     """shared: that others write to it. swept: per removed directory of another fingerprint, the fields that differed (theirs, ours).
 
-    unfinished: entries without a `meta` that were removed at the start, left by a process that ended while it wrote or removed them.
+    unfinished: keys of entries without a `meta`, left by a process that ended while it wrote or removed them. They are removed at the start,
+    unless this is read-only.
     """
 
     def __init__(self, root: str | Path, fingerprint: Fingerprint, read_only: bool):
@@ -48,20 +53,24 @@ class Directory:
         self.root = Path(os.path.realpath(root))  # a link that is set to another place later does not matter
         self.path, self.shared = self.root / fingerprint.digest, read_only
         self.swept: list[dict[str, tuple[str | None, str | None]]] = []
-        self.unfinished, self._lock = 0, None
+        self.unfinished, self._lock = [], None
+        if not (there := next(p for p in (self.root, *self.root.parents) if os.path.lexists(p))).is_dir():
+            raise StorageError(f"{self.root}: expected a directory, found a file{'' if there == self.root else f', {there}'}")
         # they end with this object: one that is closed may still be reading
         self._readers, self._writers = (ThreadPoolExecutor(THREADS, f"storage-{what}") for what in ("reader", "writer"))
         self.kv = ts.KvStore.open({"driver": "file", "path": f"{self.path}/"}, context=ts.Context({"file_io_mode": {"mode": "direct"}})).result()
         try:
             if not read_only:
                 self._start(fingerprint)
+            elif not is_held(self.root / LOCK):  # else they are being written or removed
+                self.unfinished = list(self._unfinished())
         except (OSError, ValueError) as error:
             self.close()
-            raise failure(error, f"{self.root} cannot be written to; it may still be opened read-only") from error
+            raise failure(error, f"{self.root} cannot be {'listed' if read_only else 'written to'}") from error
 
     def _start(self, fingerprint: Fingerprint) -> None:
         self.root.mkdir(0o700, parents=True, exist_ok=True)
-        self._lock = Lock(self.root / "lock")
+        self._lock = Lock(self.root / LOCK)
         with os.scandir(self.root) as found:
             others = [Path(f) for f in found if DIGEST.fullmatch(f.name) and f.is_dir(follow_symlinks=False) and f.name != fingerprint.digest]
         for other in others:
@@ -69,24 +78,41 @@ class Directory:
         if not self.path.exists():
             self.path.mkdir(0o700)
             direct.sync(self.root)
-        if not (self.path / FIELDS).exists():
+        if fingerprint.fields and (found := self._fields()) != fingerprint.text():
+            if found is not None or any(self._entries()):
+                log.warning("%s was %s, and is written anew", self.path / FIELDS, "missing" if found is None else "damaged")
+            if found is not None and not (self.path / FIELDS).is_file():
+                _remove(self.path / FIELDS)
             self.kv.write(FIELDS, fingerprint.text()).result()
             os.chmod(self.path / FIELDS, 0o600)
-        for key in [key for key, path in self._entries() if not (path / META).exists()]:
-            self.unfinished += 1
+        self.unfinished = list(self._unfinished())
+        for key in self.unfinished:
             self.remove(key)
 
+    def _fields(self) -> bytes | None:
+        """What FIELDS hold: nothing where they cannot be read, None where they are missing."""
+        try:
+            return (self.path / FIELDS).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return b""
+
+    def _unfinished(self) -> Iterator[str]:
+        return (key for key, path in self._entries() if not os.path.lexists(path / META) and _is_entry(path))
+
     def _sweep(self, other: Path, fingerprint: Fingerprint) -> None:
-        """Removes the directory of another fingerprint. One that holds other things and no FIELDS is not ours; that file goes last."""
+        """Removes the directory of another fingerprint, FIELDS last; what is neither that nor an entry stays, and is ours at no later start."""
         try:
             names = os.listdir(other)
-            if FIELDS not in names and not all(name.startswith(FIELDS) for name in names):
+            ours = [name for name in names if name.startswith(FIELDS) or (KEY.fullmatch(name) and _is_entry(other / name))]
+            if FIELDS not in names and len(ours) < len(names):
                 return
-            differs = fingerprint.differences((other / FIELDS).read_bytes() if FIELDS in names else None)
-            for name in names:
-                if name != FIELDS:
-                    _remove(other / name)
-            _remove(other)
+            differs = fingerprint.differences((other / FIELDS).read_bytes() if (other / FIELDS).is_file() else None)
+            for name in sorted(ours, key=lambda name: name == FIELDS):
+                _remove(other / name)
+            if len(ours) == len(names):
+                _remove(other)
         except OSError as error:
             log.warning("%s, of another fingerprint, cannot be removed: %s", other, error)
             return
@@ -183,3 +209,14 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _is_entry(path: Path) -> bool:
+    """Whether a directory has nothing in it that no entry has, finished or not; a link or a file is none."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    for place, _, names in os.walk(path):
+        depth = len(Path(place).relative_to(path).parts)
+        if not all((name.split(".")[0] == META, bool(FILE.fullmatch(name)), False)[min(depth, 2)] for name in names):
+            return False
+    return True

@@ -6,11 +6,17 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import Self
 
 FIELDS = "fingerprint.json"
 LAYOUT = "1"
 """Of the files themselves; raised when what older ones hold can no longer be read."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def digest(text: bytes) -> str:
+    """Of what FIELDS hold: where it is not the name of their directory they are damaged."""
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 class Fingerprint:
@@ -21,7 +27,14 @@ class Fingerprint:
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"fingerprint: expected names and values to be strings, found {name!r}: {value!r}")
         self.fields = {**fields, "storage": LAYOUT}
-        self.digest = hashlib.blake2b(self.text(), digest_size=16).hexdigest()
+        self.digest = digest(self.text())
+
+    @classmethod
+    def named(cls, digest: str) -> Self:
+        """One of which only the digest is known, because its FIELDS are damaged: it has no fields, and none are written for it."""
+        made = cls({})
+        made.fields, made.digest = {}, digest
+        return made
 
     def text(self) -> bytes:
         """The contents of FIELDS."""
@@ -32,5 +45,7 @@ class Fingerprint:
         try:
             other = dict(json.loads(text))
         except (TypeError, ValueError):
+            return {}
+        if not self.fields:
             return {}
         return {name: (other.get(name), self.fields.get(name)) for name in sorted(other | self.fields) if other.get(name) != self.fields.get(name)}

@@ -24,9 +24,7 @@ class Lock:
         except BlockingIOError:
             holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
-            raise Locked(
-                f"{path.parent} is in use by another engine (process {holder}): stop that one, open it read-only, or take another directory"
-            ) from None
+            raise Locked(f"{path.parent} is in use by another engine (process {holder})") from None
         except OSError:
             os.close(self._file)
             raise
@@ -39,4 +37,15 @@ class Lock:
         return os.fstat(self._file).st_nlink == 0
 
     def release(self) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)
         os.close(self._file)
+
+
+def is_held(path: Path) -> bool:
+    """Whether the process that made a lock of this file last still runs, for whoever must not try the lock itself: its maker would be refused."""
+    try:
+        os.kill(int(path.read_text()), 0)
+    except (OSError, ValueError, OverflowError) as error:
+        return isinstance(error, PermissionError)
+    return True

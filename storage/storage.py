@@ -46,7 +46,7 @@ class Storage(contextlib.AbstractContextManager):
         self._list()
 
     @classmethod
-    def open(cls, root: str | Path, fingerprint: Mapping[str, str], read_only: bool = False, options: Mapping | None = None) -> Storage:
+    def open(cls, root: str | Path, fingerprint: Mapping[str, str] | Fingerprint, read_only: bool = False, options: Mapping | None = None) -> Storage:
         """A directory, which is made where it is not there, or `s3://bucket/path` or `gs://bucket/path`.
 
         A directory has one writer; what it holds under another fingerprint is removed. Opened read-only, nothing in it is changed and
@@ -55,7 +55,7 @@ class Storage(contextlib.AbstractContextManager):
 
         Raises Locked where another process writes to the directory, Full, and otherwise StorageError where it cannot be opened.
         """
-        fingerprint = Fingerprint(fingerprint)
+        fingerprint = fingerprint if isinstance(fingerprint, Fingerprint) else Fingerprint(fingerprint)
         if str(root).startswith(("s3://", "gs://")):
             place = Bucket(str(root), fingerprint, read_only, options or {})
         elif options or "://" in str(root):
@@ -265,13 +265,18 @@ class Storage(contextlib.AbstractContextManager):
     def stats(self) -> dict:
         """entries, nbytes: what the index holds. free: bytes the file system has left (None: unknown). put, got, dropped, put_nbytes,
         got_nbytes: entries and bytes since the start. verify_s: CPU seconds that sums of what was read took. damaged: kind of
-        damage -> entries. unfinished: removed at the start. swept: per directory removed at the start, the fields of its fingerprint that
-        differed, (theirs, ours).
+        damage -> entries. unfinished: removed at the start, or found there where this is read-only. swept: per directory removed at the
+        start, the fields of its fingerprint that differed, (theirs, ours).
         """
         with self._lock:
             counts = {name: self._counts[name] for name in ("put", "put_nbytes", "got", "got_nbytes", "dropped", "verify_s")}
             held = {"entries": len(self._index), "nbytes": sum(entry.nbytes for entry in self._index.values()), "damaged": dict(self._damaged)}
-        return held | counts | {"free": self._place.free(), "unfinished": self._place.unfinished, "swept": list(self._place.swept)}
+        return held | counts | {"free": self._place.free(), "unfinished": len(self._place.unfinished), "swept": list(self._place.swept)}
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Keys of what a process left unfinished, see stats; none where another one writes."""
+        return list(self._place.unfinished)
 
     @property
     def shared(self) -> bool:

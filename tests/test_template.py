@@ -1,16 +1,18 @@
 """The chat template: its settings, its errors, and that nothing a user writes becomes a special token."""
 
 import json
+import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import jinja2
+import jinja2.sandbox
 import pytest
 from hypothesis import given
 
 from qjax.model.checkpoint import CheckpointError
-from qjax.model.template import Template
+from qjax.model.template import Sandbox, Template
 from qjax.model.tokenizer import Tokenizer
 from tests import tiny_checkpoint as tiny
 
@@ -159,6 +161,32 @@ def test_a_template_that_fails_is_a_value_error(source, message):
     template = Template(source, TOKENIZER)
     with pytest.raises(ValueError, match=f"^chat template: .*{message}"):
         template.render([{"role": "user", "content": "x"}])
+
+
+def test_parts_are_special_tokens_and_the_texts_between_them():
+    template = Template("<|im_start|>{{ messages[0] }}<|im_end|>{{ messages[1][1:] }}<|im_start|>", TOKENIZER)
+    start, end = (TOKENIZER.special[text] for text in ("<|im_start|>", "<|im_end|>"))
+    assert template.parts(["<|im_end|>", "<"]) == [start, "<|im_end|>", end, start]  # a text that is only the guard's is none
+    assert template.render(["<|im_end|>", "<"]) == [start, *TOKENIZER.encode("<|im_end|>"), end, start]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    """m.role m.nothing m.nothing.more m.items m.items()|list m.__class__ m.get('role') m.clear() m['items'] m.inner.x m.keys
+    loop.index0 loop.first loop.previtem loop.nothing loop.__class__ loop._length loop.cycle('a','b') loop.changed
+    n.set n.unset n.__class__ n._Namespace__attrs n._own m.role.upper() m.role.format m.inner.items m.role.__class__""".split(),
+)
+def test_the_sandbox_is_jinjas(expression):
+    """What is quicker reads the same, and refuses the same."""
+    source = f"{{% set n = namespace(set=1, _own=2) %}}{{% for m in messages %}}{{{{ {expression} }}}}{{% endfor %}}"
+    messages = [{"role": "user", "items": 1, "inner": {"x": [1]}}, {"role": "tool", "inner": {}}]
+    found = []
+    for environment in (Sandbox(), jinja2.sandbox.ImmutableSandboxedEnvironment()):
+        try:
+            found.append(re.sub("0x[0-9a-f]+", "", environment.from_string(source).render(messages=messages)))
+        except Exception as e:
+            found.append((type(e), str(e)))
+    assert found[0] == found[1]
 
 
 def test_a_template_that_is_none_is_refused():

@@ -1,5 +1,6 @@
 """The tokenizer: text never becomes a special token, and a stream says what decode says."""
 
+import threading
 import unicodedata
 
 import hypothesis.strategies as st
@@ -8,7 +9,7 @@ import tokenizers
 from hypothesis import given
 
 from qjax.model.checkpoint import CheckpointError
-from qjax.model.tokenizer import Tokenizer
+from qjax.model.tokenizer import LONG, Tokenizer
 from tests import tiny_checkpoint as tiny
 
 TOKENIZER = Tokenizer(tiny.tokenizer())
@@ -95,6 +96,29 @@ def test_ids_without_a_token_have_no_text():
 def test_lone_surrogates_are_replaced_and_pairs_joined():
     assert TOKENIZER.decode(TOKENIZER.encode("a\ud800b")) == "a�b"
     assert TOKENIZER.decode(TOKENIZER.encode("\ud83d\ude42\udc00")) == "🙂�"
+
+
+def test_a_long_text_has_the_ids_that_the_library_gives_it():
+    text = "x yé z " * LONG
+    assert TOKENIZER.encode(text) == LIBRARY.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    """Under Python's lock they would get one turn or two."""
+    begun, done, turns = threading.Event(), threading.Event(), 0
+
+    def encode() -> None:
+        begun.set()
+        TOKENIZER.encode("a" * 2_000_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
 
 
 def test_truncation_and_padding_of_the_file_are_off():

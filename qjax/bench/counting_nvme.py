@@ -12,6 +12,7 @@ from qjax.bench.counting_storage import CountingStorage
 from qjax.bench.drive import READ
 from qjax.caches.nvme.disk import Nvme
 from qjax.caches.nvme.filed import LOGITS, FiledAnchor
+from qjax.caches.nvme.head import NONE, Head
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.rates import Rate
 from qjax.caches.nvme.restore import Reader
@@ -33,12 +34,12 @@ class CountingWriter(Writer):
         super().__init__(storage, *args)
         self._drive, self._threads = storage.drive, self
 
-    def submit(self, write, key, arrays, fields, use, before, after, nbytes, done) -> Future:
+    def submit(self, write, key, arrays, fields, before, after, nbytes, *more) -> Future:
         """In the place of threads."""
         future = Future()
 
         def told() -> None:
-            write(key, arrays, fields, use, before, after, nbytes, done)
+            write(key, arrays, fields, before, after, nbytes, *more)
             future.set_result(None)
 
         self._drive.write(nbytes, told)
@@ -73,8 +74,8 @@ class CountingNvme(Nvme):
     def __init__(self, pool: CountingPool, storage: CountingStorage, config: DiskConfig):
         super().__init__(pool, storage, config, index=self.index_class, writer=CountingWriter, reader=CountingReader)
 
-    def take(self, hit: Hit) -> Restored:
-        return self._timed(lambda: super(CountingNvme, self).take(hit))
+    def take(self, hit: Hit, head: Head = NONE) -> Restored:
+        return self._timed(lambda: super(CountingNvme, self).take(hit, head))
 
     def read_back(self) -> Session | None:
         return self._timed(super().read_back)

@@ -18,6 +18,7 @@ class CountingStorage:
     """
 
     read_only = shared = False
+    damaged, unfinished = {}, ()
 
     def __init__(self, drive: Drive):
         self.drive = drive

@@ -11,6 +11,7 @@ from qjax.caches.nvme.filed import ANCHOR, DISK, IDS, OPEN, PAGE, SECTIONS, TOKE
 from qjax.caches.nvme.restore import Reader, restore
 from qjax.caches.nvme.writer import Writer
 from qjax.caches.tier import Restored
+from qjax.interrupts import deferred
 from qjax.pages import PagePool
 from qjax.state import BLOCK, Layout, held
 from storage import Storage
@@ -31,7 +32,7 @@ class Filed:
         sections = {SECTIONS + s.name: _random(rng, s.shape, s.dtype) for s in layout.sections}
         self.anchor = sections | {OPEN + s.name: _random(rng, s.shape, s.dtype) for s in layout.open if tokens % BLOCK}
         self.storage = Storage.open(root, {"written by": "qjax bench storage"})
-        self._writer = Writer(self.storage, 0, lambda nbytes, use: True)
+        self._writer = Writer(self.storage, 0, lambda nbytes: True)
         self._reader = Reader(self.storage, self._writer, layout)
 
     def _numbers(self, page: int) -> dict[str, np.ndarray]:
@@ -59,13 +60,13 @@ class Filed:
     def write(self) -> None:
         """Returns when all of it is durable; ValueError where it is not."""
         for key, arrays in self.pages.items():
-            self._writer.put(key, arrays, {}, DISK)
+            self._writer.put(key, arrays, {})
         self.write_anchor()
 
     def write_anchor(self) -> None:
         line = self.tokens - self.tokens % self.layout.grid
         fields = FiledAnchor.fields("line", self.tokens, "", self._keys[line:], list(self.pages), False, DISK)
-        self._writer.put(ANCHOR, self.anchor, fields, DISK, after=self.pages)
+        self._writer.put(ANCHOR, self.anchor, fields, after=self.pages)
         self._writer.drain()
         if self.storage.find(ANCHOR) is None:
             raise ValueError(f"not all of {len(self.pages)} pages and an anchor could be written to {self.root}: {self._writer.stats()}")
@@ -106,8 +107,10 @@ class Filed:
         self._pool.release(sequence.pages)
 
     def close(self) -> None:
-        self._writer.close()
-        self.storage.close()
+        """What an interrupt has left to write is left out."""
+        with deferred():
+            self._writer.abandon()
+            self.storage.close()
 
 
 def _tokens(keys: np.ndarray) -> np.ndarray:

@@ -16,13 +16,9 @@ from qjax.config import MOST_GB, DiskConfig
 
 
 class LruIndex(CountingIndex):
-    """Disk and spill are one, and what was used least recently goes first."""
+    """What was used least recently goes first."""
 
-    def bytes(self, use: str) -> int:
-        with self._lock:
-            return self._bytes.total()
-
-    def _least(self, use: str, held: set[str]) -> list[str]:
+    def _least(self, use: str | None, held: set[str]) -> list[str]:
         sessions = [s for s in self.sessions.values() if held.isdisjoint(s.anchors)]
         of_sessions = {key for s in self.sessions.values() for key in s.anchors}
         anchors = [a for a in self.anchors.values() if a.key not in of_sessions and a.key not in held]
@@ -33,24 +29,20 @@ class LruIndex(CountingIndex):
 
 
 class LruNvme(CountingNvme):
-    """Writes what the tier writes, and gives up what was used least recently: anchors and sessions, in the bytes of both budgets."""
+    """Writes what the tier writes, and gives up what was used least recently: anchors and sessions."""
 
     index_class = LruIndex
 
-    def __init__(self, pool: CountingPool, storage: CountingStorage, config: DiskConfig):
-        both = config.disk_gb + (config.spill_gb if config.session_spill else 0)
-        super().__init__(pool, storage, replace(config, disk_gb=both, spill_gb=both))
-
 
 class LruOfAll(LruNvme):
-    """Writes every grid line and the end of every request, whatever it costs to stage them."""
+    """Writes every grid line that the budget lets be written and the end of every request, whatever it costs to stage them."""
 
     def __init__(self, pool: CountingPool, storage: CountingStorage, config: DiskConfig):
         super().__init__(pool, storage, replace(config, staging_gb=float(MOST_GB)))
 
     def begin(self, keys: np.ndarray, tenant: str, start: int, **more) -> Intake | None:
         intake, grid = super().begin(keys, tenant, start, **more), self._pool.layout.grid
-        return intake and replace(intake, lines=set(range(start // grid * grid + grid, keys.size + 1, grid)))
+        return intake and replace(intake, lines=set(filter(self._fits, range(start // grid * grid + grid, keys.size + 1, grid))))
 
     def ended(self, session: Session) -> None:
         self.spill(session, WAIT)

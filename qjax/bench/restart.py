@@ -37,7 +37,7 @@ def sized(model: Model, config: EngineConfig, tokens: int) -> EngineConfig:
 
 
 def measure(
-    model: str, config: EngineConfig, caches: CacheConfig, directory: str, tokens: int, rounds: int, *, progress: Callable[[str], None]
+    model: str, config: EngineConfig, caches: CacheConfig, directory: Path, tokens: int, rounds: int, *, progress: Callable[[str], None]
 ) -> dict:
     """What `qjax bench restart --json` prints; times in seconds, medians over the rounds.
 
@@ -48,6 +48,13 @@ def measure(
     loaded = load(model)
     config = sized(loaded, config, tokens)
     engine = Engine(loaded, config)
+    try:
+        return _measured(engine, model, config, caches, directory, tokens, rounds, progress)
+    finally:
+        engine.abandon()
+
+
+def _measured(engine: Engine, model: str, config: EngineConfig, caches: CacheConfig, directory: Path, tokens: int, rounds: int, progress) -> dict:
     random = np.random.default_rng(tokens)
     words = min(256, engine.model.tokenizer.size)  # below the special tokens
     prompt = random.integers(0, words, tokens).tolist()
@@ -56,7 +63,7 @@ def measure(
     order = [i % 4 in (0, 3) for i in range(2 * rounds)][::-1]  # in turn who goes first, so that a drift hits both alike
     for i, with_tier in enumerate(order):
         progress(f"cold {i + 1} of {len(order)}")
-        states = Path(directory) / f"states-{i}"
+        states = directory / f"states-{i}"
         engine.caches = engine.new_caches(caches, DiskConfig.private(states) if with_tier else None)
         begin = time.perf_counter()
         turn = ask(engine, prompt, ANSWER)
@@ -78,8 +85,8 @@ def measure(
     stop, written = time.perf_counter() - begin, nvme.stats()["written_bytes"]
     progress("a new process")
     cold = median(first[True])
-    (Path(directory) / TOLD).write_text(json.dumps({"states": str(states), "tokens": tokens_now}))
-    flags = ["--model", model, "--restarted", directory, "--json", *config.flags(), *caches.flags()]
+    (directory / TOLD).write_text(json.dumps({"states": str(states), "tokens": tokens_now}))
+    flags = ["--model", model, "--restarted", str(directory), "--json", *config.flags(), *caches.flags()]
     told = json.loads(run_qjax(["bench", "restart", *flags], "the process after the restart"))
     if told["source"] != "spill":
         raise RuntimeError(f"expected source spill after the restart, found {told}")
@@ -107,12 +114,15 @@ def restarted(model: str, config: EngineConfig, caches: CacheConfig, directory: 
     start = time.perf_counter() - begin
     random, tokens, turns = np.random.default_rng(0), told["tokens"], []
     words = min(256, engine.model.tokenizer.size)
-    for _ in range(TURNS):
-        prompt = tokens + random.integers(0, words, NEW - 1).tolist()  # with the answer's last token, which was not forwarded
-        turn = ask(engine, prompt, ANSWER)
-        tokens = prompt + turn.tokens
-        engine.release(turn.sequence)
-        turns.append(turn)
+    try:
+        for _ in range(TURNS):
+            prompt = tokens + random.integers(0, words, NEW - 1).tolist()  # with the answer's last token, which was not forwarded
+            turn = ask(engine, prompt, ANSWER)
+            tokens = prompt + turn.tokens
+            engine.release(turn.sequence)
+            turns.append(turn)
+    finally:
+        engine.abandon()
     record = turns[0].record
     return {
         "source": record.source,

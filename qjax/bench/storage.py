@@ -12,7 +12,6 @@ import functools
 import os
 import resource
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +19,9 @@ from statistics import median
 
 from qjax.bench.filed import Filed
 from qjax.bench.raw import Raw, forget, sync
-from qjax.interrupts import deferred
 from qjax.model.config import ModelConfig
 from qjax.model.qwen3_5 import layout
+from qjax.private import private_directory
 from qjax.state import Layout
 
 DRAFTERS = {"mtp": 1, "dflash": 9}
@@ -223,12 +222,8 @@ def private(directory: Path, need: int) -> Iterator[Path]:
     if (free := shutil.disk_usage(directory).free) < need + SPARE:
         wanted = f"{need / 2**30:.1f} GiB and {SPARE / 2**30:.0f} to spare"
         raise ValueError(f"{directory} has {free / 2**30:.1f} GiB free, expected {wanted}: take another --directory or fewer --pages")
-    root = Path(tempfile.mkdtemp(prefix="qjax-bench-", dir=directory))
-    try:
+    with private_directory("bench", directory) as root:
         yield root
-    finally:
-        with deferred():
-            shutil.rmtree(root)
 
 
 def file_system(directory: Path) -> str | None:

@@ -73,6 +73,11 @@ def newest(anchors: list[Anchor]) -> list[Anchor]:
     return [a for a in anchors if a not in passed][-NEWEST:]
 
 
+def last_clean(anchors: Iterable[Anchor]) -> Anchor | None:
+    """The longest of a sequence's anchors below which all rows have a cold run's bits."""
+    return max((a for a in anchors if not a.tainted), key=lambda a: a.length, default=None)
+
+
 class Depths:
     """How far before a session's end requests parted from it, in powers of two: what the thinning learns from."""
 

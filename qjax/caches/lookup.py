@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import numpy as np
 
 from qjax.caches.budget import Budget
 from qjax.caches.nvme.disk import Nvme
+from qjax.caches.nvme.head import Head
 from qjax.caches.request import Request
 from qjax.caches.resident import ResidentPrefix
 from qjax.caches.response import Response, ResponseCache
@@ -57,19 +57,28 @@ class Caches:
             hit = tier.find(keys, tenant)
             if hit is None or any((hit.start, hit.whole, hit.exact) <= (h.start, h.whole, h.exact) for h in hits):
                 continue
-            if tier is not self.nvme or tier.pays(hit, hit.start - (hits[-1].start if hits else 0)):
+            if tier is not self.nvme or tier.pays(hit, hit.start - (hits[-1].start if hits else 0), self._head(hit)):
                 hits.append(hit)
         return hits[::-1]
 
     def begin(
-        self, tokens: np.ndarray, keys: np.ndarray | None = None, tenant: str = "", history: int | None = None, user: int | None = None
+        self,
+        tokens: np.ndarray,
+        keys: np.ndarray | None = None,
+        tenant: str = "",
+        history: int | None = None,
+        user: int | None = None,
+        session: str | None = None,
+        parent: str | None = None,
+        parted: str | None = None,
     ) -> Request:
         """Looks a prompt up, takes the best hit that can be taken, and makes way for what will be run.
 
         tokens: int32 [n]. keys: int64 [n], the tokens themselves where not given. history: tokens of the prompt without its generation
-        prompt (the template's beginning of an answer). user: where the last user message starts.
+        prompt (the template's beginning of an answer). user: where the last user message starts. session, parent: the client's names of the
+        conversation and of the one that it works for; what they own stays longer, and nothing is found by them. parted: for the ledger.
         """
-        request = Request(self, tokens, tokens.astype(np.int64) if keys is None else keys, tenant, history, user)
+        request = Request(self, tokens, tokens.astype(np.int64) if keys is None else keys, tenant, history, user, session, parent, parted)
         self.running.add(request)
         return request
 
@@ -94,6 +103,13 @@ class Caches:
             self.nvme.give_up()
         return self.resident.make_room(enough)
 
+    def pump(self) -> bool:
+        """Between two requests: what waits for NVMe goes on its way, as far as there is room; whether some is left."""
+        if self.nvme is None:
+            return False
+        self.nvme.pump()
+        return self.nvme.waits
+
     def _demote(self, session: Session) -> None:
         """Gives the state store what the pool has no room for: the session's end, or else the longest head that it may keep.
 
@@ -117,14 +133,31 @@ class Caches:
 
     def take(self, hit: Hit) -> Restored:
         """Raises Unusable."""
-        if hit.tier in (self.store, self.nvme):  # it needs pages of its own
-            pages = -(-hit.start // self.pool.layout.grid)
-            if (most := self.pool.free + self.resident.freeable) < pages:
-                raise Unusable(f"expected {pages} pages that nobody else holds, found {most}")  # and nothing is given up for it
-            with self.nvme.held(hit) if hit.tier is self.nvme else contextlib.nullcontext():  # else what makes way may be written in its place
-                self.make_room(lambda: self.pool.free >= pages)
-                return hit.tier.take(hit)
-        return hit.tier.take(hit)
+        if hit.tier is self.store:
+            self._make_way(-(-hit.start // self.pool.layout.grid))
+        elif hit.tier is self.nvme:
+            head = self._head(hit)
+            self.pool.hold(head.pages)  # and what makes way does not take them, nor is it written in the hit's place
+            try:
+                with self.nvme.held(hit):
+                    self._make_way(self.nvme.needs(hit, head))
+                    return self.nvme.take(hit, head)
+            finally:
+                self.pool.release(head.pages)
+        restored = hit.tier.take(hit)
+        if hit.tier is self.resident and self.nvme and (key := hit.entry[0].filed):
+            self.nvme.served(key, hit.start)
+        return restored
+
+    def _make_way(self, pages: int) -> None:
+        """Makes room for what needs pages of its own. Raises Unusable, and gives nothing up, where there are too few."""
+        if (most := self.pool.free + self.resident.freeable) < pages:
+            raise Unusable(f"expected {pages} pages that nobody else holds, found {most}")
+        self.make_room(lambda: self.pool.free >= pages)
+
+    def _head(self, hit: Hit) -> Head:
+        """What the pool has of a hit on NVMe."""
+        return self.nvme.head(hit, lambda tenant: (*self.resident.clean(tenant), *self.running.clean(tenant)))
 
     def distrust(self, hit: Hit) -> None:
         """A request that started on a hit broke off with an error: what came from NVMe goes, there and here, so that the next try is cold."""
@@ -144,11 +177,11 @@ class Caches:
         counted = {tier.name: tier for tier in self.tiers} | {"responses": self.responses, "budget": self.budget}
         return {name: one.stats() for name, one in counted.items()} | {"ledger": self.ledger.totals()}
 
-    def clear(self, files: bool = False) -> None:
+    def clear(self, files: bool = False, memory: bool = True) -> None:
         """Empties every tier in memory. files: and that on NVMe."""
-        self.clears += 1
+        self.clears += memory
         for one in (*self.tiers, self.responses):
-            if files or one is not self.nvme:
+            if files if one is self.nvme else memory:
                 one.clear()
 
     def close(self) -> None:
@@ -159,10 +192,16 @@ class Caches:
         if self.nvme is None or self.nvme.closed:
             return
         try:
-            for session in self.resident.sessions:
+            for session in sorted(self.resident.sessions, key=lambda s: (s.role == "resident", s.used)):
                 if session.role in ("resident", "parked") and session.length >= self.pool.layout.grid:
+                    self.nvme.drain()  # what is on its way holds what it stands on, which may have to make way for this
                     self.nvme.spill(session, STOP)
             self.nvme.close()
         except BaseException:
-            self.nvme.abandon()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Ends what is written to NVMe: what was begun is finished, nothing else is written. Nothing after `close`."""
+        if self.nvme is not None and not self.nvme.closed:
+            self.nvme.abandon()

@@ -32,7 +32,19 @@ class Request:
     a state that a cold run makes too, bit for bit. promised: bytes that its anchors may take.
     """
 
-    def __init__(self, caches: Caches, tokens: np.ndarray, keys: np.ndarray, tenant: str, history: int | None, user: int | None):
+    def __init__(
+        self,
+        caches: Caches,
+        tokens: np.ndarray,
+        keys: np.ndarray,
+        tenant: str,
+        history: int | None,
+        user: int | None,
+        session: str | None,
+        parent: str | None,
+        parted: str | None,
+    ):
+        caches.resident.named(tenant, session, parent)
         self.caches, self._tokens, self.keys, self.tenant = caches, tokens, keys, tenant
         self._history = tokens.size if history is None else history
         self.anchors: list[Anchor] = []
@@ -44,7 +56,8 @@ class Request:
         taken, failed = self._take()
         self._hit = taken
         try:
-            self._prepare(taken, failed, nearest, {"history": history, "user": user}, begin)
+            self._prepare(taken, failed, nearest, {"history": history, "user": user}, begin, session)
+            self.record.session, self.record.parted = session, parted
         except BaseException:
             self._give_up()
             raise
@@ -74,11 +87,13 @@ class Request:
         self.caches.nvme.failed(hit)
         raise Gone("it has other tokens than the prompt")
 
-    def _prepare(self, taken: Hit | None, failed: list[str], nearest: Session | None, lines: dict[str, int | None], begin: float) -> None:
+    def _prepare(
+        self, taken: Hit | None, failed: list[str], nearest: Session | None, lines: dict[str, int | None], begin: float, owner: str | None
+    ) -> None:
         """Makes way for what will be run, from the hit that was taken. lines: those that the caller named."""
         caches, tokens, keys, tenant = self.caches, self._tokens, self.keys, self.tenant
         self.start, source, self.exact = (taken.start, taken.source, taken.exact) if taken else (0, "cold", True)
-        self._plan = caches.resident.begin(keys, tenant, taken)
+        self._plan = caches.resident.begin(keys, tenant, taken, owner)
         if self.restored and self.restored.uncut:  # where others with this head start too, as long as it is in the pool
             sequence, logits = self.restored.sequence, self.restored.logits
             self.anchors = [Anchor("grid", sequence, logits, tainted=caches.level == GRID and not taken.exact)]
@@ -111,7 +126,7 @@ class Request:
     def _why(self, nearest, failed: bool) -> Why:
         """Why tokens that had been read before are read again."""
         resident = self.caches.resident
-        if failed:
+        if failed or (self.caches.nvme and self.caches.nvme.lost(self.keys, self.tenant, self.start)):
             return Why.DAMAGED
         if gone := resident.missed(self.keys, self.tenant, max(self.start, self._agrees)):
             return Why.CLEARED if gone == "cleared" else Why.EVICTED

@@ -7,12 +7,12 @@ for). Nothing is copied: a role is a budget on what may stay held, and sessions 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qjax.caches.anchors import Anchor, live_bytes, thin
+from qjax.caches.anchors import Anchor, last_clean, live_bytes, thin
 from qjax.caches.keys import common
 from qjax.caches.session import ROLES, Session
 from qjax.caches.sessions import Sessions
@@ -28,7 +28,7 @@ GUEST_SHARE = 4
 @dataclass(frozen=True)
 class Plan:
     """What becomes of a request's rows. role: the session's. inherited: anchors it shares with the one before it. replaces: that one,
-    where the request goes on with it. parked: the resident session that made way. turns: which turn of its session this is.
+    where the request goes on with it. parked: the resident session that made way. turns: which turn of its session this is. owner: of it.
     """
 
     role: str
@@ -36,6 +36,7 @@ class Plan:
     replaces: Session | None
     parked: Session | None = None
     turns: int = 1
+    owner: str | None = None
 
 
 class ResidentPrefix(Sessions):
@@ -77,7 +78,13 @@ class ResidentPrefix(Sessions):
         furthest = max(agrees, key=lambda a: a[:2], default=(0, 0, None))
         return furthest[2], furthest[0]
 
-    def begin(self, keys: np.ndarray, tenant: str, hit: Hit | None) -> Plan:
+    def clean(self, tenant: str) -> Iterator[tuple[np.ndarray, Sequence]]:
+        """(key ids, rows in a cold run's bits) of every session of a tenant."""
+        for session in self.sessions:
+            if session.tenant == tenant and (anchor := last_clean(session.anchors)):
+                yield session.keys, anchor.sequence
+
+    def begin(self, keys: np.ndarray, tenant: str, hit: Hit | None, owner: str | None = None) -> Plan:
         """Makes way for a request that will be run, from a hit that was taken or from nothing.
 
         A resident session that the request does not go on with is parked, here and not later: its anchors count against the park's
@@ -91,7 +98,7 @@ class ResidentPrefix(Sessions):
         if self._level == GRID:  # there they may not: an anchor stays with the rows that it was taken over
             heir, most = (hit.entry[0], hit.start) if hit is not None and hit.tier is self else (None, 0)
         anchors = [a for a in heir.anchors if a.length <= most] if heir is not None else []
-        plan = Plan("resident", anchors, before if goes_on else None, turns=turns)
+        plan = Plan("resident", anchors, before if goes_on else None, turns=turns, owner=owner)
         if before is not None and agrees >= BLOCK:
             self.depths.add(before.length - agrees)
         if now is None or (goes_on and before is now):
@@ -131,7 +138,7 @@ class ResidentPrefix(Sessions):
             role = "guest"  # a longer one has come to be resident while this one ran
         session = Session(self._pool, keys, tenant, sequence, merged.values(), history, role)
         session.cut(session.length)
-        session.turns, session.request = plan.turns, self._requests
+        session.turns, session.request, session.owner = plan.turns, self._requests, plan.owner
         if plan.replaces in self.sessions:
             self._close(plan.replaces, "superseded", but=session)
         for other in self._of("resident"):

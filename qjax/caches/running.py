@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from qjax.caches.anchors import live_bytes
+from qjax.caches.anchors import Anchor, last_clean, live_bytes
 from qjax.caches.keys import common
 from qjax.caches.reach import reach
 from qjax.caches.tier import Hit, Restored
 from qjax.config import TOKEN
 from qjax.pages import PagePool
-from qjax.state import BLOCK
+from qjax.state import BLOCK, Sequence
 
 if TYPE_CHECKING:
     from qjax.caches.request import Request
@@ -68,13 +69,21 @@ class Running:
 
     def take(self, hit: Hit) -> Restored:
         request, anchor = hit.entry
-        grid = self._pool.layout.grid
-        # the slot's pages of now: it has copied its last one since, where another one wrote on in it
-        pages = np.array(request.slot.pages[: -(-anchor.length // grid)], np.int32)
-        sequence = anchor.sequence.replace(pages=pages, stamps=self._pool.stamps[pages]).cut(hit.start, grid)
+        sequence = self._now(request, anchor).cut(hit.start, self._pool.layout.grid)
         self._pool.hold(sequence.pages)
         self._hits += 1
         return Restored(sequence, anchor.logits if hit.whole else None)
+
+    def clean(self, tenant: str) -> Iterator[tuple[np.ndarray, Sequence]]:
+        """As of ResidentPrefix, of every request."""
+        for request in self.requests:
+            if request.tenant == tenant and request.slot is not None and (anchor := last_clean(request.anchors)):
+                yield request.keys, self._now(request, anchor)
+
+    def _now(self, request: Request, anchor: Anchor) -> Sequence:
+        """An anchor's sequence in the slot's pages: it has copied its last one since, where another one wrote on in it."""
+        pages = np.array(request.slot.pages[: -(-anchor.length // self._pool.layout.grid)], np.int32)
+        return anchor.sequence.replace(pages=pages, stamps=self._pool.stamps[pages])
 
     def coming(self, keys: np.ndarray, tenant: str) -> int:
         """How many of these keys a request that reads its prompt will have read when it next has an anchor among them; 0 for none.

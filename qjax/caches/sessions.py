@@ -15,6 +15,8 @@ from qjax.config import CacheConfig
 from qjax.pages import PagePool
 
 PIN_ANCHORS = 8
+AWAITED = 16
+"""Conversations that are kept for their sub-agents at the most: the names are the clients' own."""
 GONE = 8
 """Dropped sessions whose keys are remembered, to tell in the ledger that a prompt was kept once."""
 BUDGETS = {"guest": ("resident_stash_gb", "stash"), "parked": ("resident_park_gb", "park"), "pinned": ("resident_pin_gb", "pin")}
@@ -43,11 +45,24 @@ class Sessions:
         self.depths, self.returns = Depths(), Returns(pool.layout.grid)
         self.dropped: Counter[str] = Counter()  # anchors, by reason
         self._gone: deque[tuple[str, str, np.ndarray]] = deque(maxlen=GONE)  # (reason, tenant, keys)
+        self._awaited: deque[tuple[str, str]] = deque(maxlen=AWAITED)  # (tenant, owner)
         self._clock = self._requests = 0
 
     def _of(self, role: str) -> list[Session]:
-        """Sessions of a role, the least recently used first."""
-        return sorted((s for s in self.sessions if s.role == role), key=lambda s: s.used)
+        """Sessions of a role, the least recently used first, those that are awaited last."""
+        return sorted((s for s in self.sessions if s.role == role), key=lambda s: (self._is_awaited(s), s.used))
+
+    def _is_awaited(self, session: Session) -> bool:
+        """Whether its client has it wait for a sub-agent."""
+        return session.owner is not None and (session.tenant, session.owner) in self._awaited
+
+    def named(self, tenant: str, owner: str | None, parent: str | None) -> None:
+        """Told of each request whose conversation it is, and for which other one it works: that is idle now, and will go on."""
+        for name in (owner, parent):
+            if (tenant, name) in self._awaited:
+                self._awaited.remove((tenant, name))
+        if parent not in (None, owner):
+            self._awaited.append((tenant, parent))
 
     @property
     def resident(self) -> Session | None:
@@ -179,9 +194,11 @@ class Sessions:
 
     def _least(self, *roles: str) -> list[Session]:
         """Sessions of some roles, those first that are least likely to be gone on with for the time that they are kept."""
-        return sorted(
-            (s for s in self.sessions if s.role in roles), key=lambda s: (self.returns.worth(s.turns, self._requests - s.request + 1), s.used)
-        )
+
+        def order(s: Session) -> tuple[bool, float, int]:
+            return self._is_awaited(s), self.returns.worth(s.turns, self._requests - s.request + 1), s.used
+
+        return sorted((s for s in self.sessions if s.role in roles), key=order)
 
     def _forget(self, session: Session, reason: str) -> None:
         """Remembers a session that is no longer whole, for the ledger and for when a request would have gone on with it."""

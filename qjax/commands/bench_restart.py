@@ -1,13 +1,13 @@
 """`qjax bench restart`: what the files of a conversation save after a restart, and what writing them costs."""
 
 import json
-import tempfile
 
 from rich.console import Console
 from rich.table import Table
 
 from qjax.bench.restart import measure, restarted
 from qjax.config import CacheConfig, EngineConfig
+from qjax.private import private_directory
 
 
 def run(args) -> int:
@@ -15,7 +15,7 @@ def run(args) -> int:
     if args.restarted:
         print(json.dumps(restarted(args.model, config, caches, args.restarted)))
         return 0
-    with Console(stderr=True).status("loading and compiling") as status, tempfile.TemporaryDirectory(prefix="qjax-restart-") as directory:
+    with Console(stderr=True).status("loading and compiling") as status, private_directory("restart") as directory:
         try:
             found = measure(args.model, config, caches, directory, args.tokens, args.rounds, progress=status.update)
         except RuntimeError as e:  # a request that was not served from where it should be, which budgets and flags can bring about

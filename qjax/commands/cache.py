@@ -129,7 +129,7 @@ class Checking:
 def check(contents: Contents, progress: Callable[[int], None]) -> dict[str, str]:
     """Reads every entry: key -> what is wrong, of those that are damaged. One that an engine removes meanwhile is not."""
     storage, bad = contents.storage, dict(contents.storage.damaged)
-    for key, entry in contents.storage.entries().items():
+    for key, entry in storage.entries().items():
         if not storage.get([(key, entry.empty())]):
             bad[key] = storage.damaged.get(key, "it was removed")
         progress(entry.nbytes)
@@ -147,6 +147,7 @@ def checked(cache: list[Contents]) -> tuple[dict[Contents, dict[str, str]], dict
 
 def verify(console: Console, cache: Cache, args) -> int:
     bad, read = checked(cache.contents)
+    bad = {contents: contents.faults() | some for contents, some in bad.items()}
     damaged = {key: reason for some in bad.values() for key, reason in some.items()}
     if args.json:
         print(json.dumps(as_json(cache, time.time()) | {"verified": read | {"damaged": damaged}}))
@@ -171,18 +172,18 @@ def prune(console: Console, cache: Cache, args, criteria: list[str]) -> int:
         if cache.others:
             raise ValueError(f"{cache.config.disk_cache}: what lies there cannot be opened here; the next engine removes it")
         return listing(console, cache, args)
-    now, fields, status = time.time(), cache.contents[0].fields, 0
+    now, status, faults = time.time(), 0, cache.contents[0].faults() if args.verify else {}
     try:
-        contents = cache.contents[0] if args.dry_run else Contents(cache.config, fields, read_only=False)
+        contents = cache.contents[0] if args.dry_run else Contents(cache.config, cache.contents[0].fingerprint, read_only=False)
     except Locked as locked:
         raise ValueError(f"nothing was removed: {locked}") from locked
     with contents:
         rows, bad = contents.rows(now), {}
         if args.verify:
             bad = checked([contents])[0][contents]
-            status = int(bool(bad))
+            status = int(bool(bad or faults))
             if not args.json:
-                say_damaged(console, contents, bad)
+                say_damaged(console, contents, faults | bad)
         gone = removed(contents, cache.config, criteria, bad)
     nbytes = {key: contents.entries[key].nbytes if key in contents.entries else 0 for key in gone}
     with Cache(cache.config) as after:
@@ -194,7 +195,7 @@ def prune(console: Console, cache: Cache, args, criteria: list[str]) -> int:
             "nbytes": sum(nbytes.values()),
             "unfinished": contents.storage.stats()["unfinished"],
             "others": [asdict(other) for other in cache.others],
-            "damaged": bad,
+            "damaged": faults | bad,
             "not_removed": stuck,
         }
         if args.json:

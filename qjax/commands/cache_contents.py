@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from qjax.caches.nvme.admission import BOOK, Admission
+from qjax.caches.nvme.catalog import Incomplete
 from qjax.caches.nvme.filed import ANCHOR, DISK, IDS, PAGE, SESSION, SPILL, FiledAnchor, FiledSession
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.place import GOLDEN, bucket_options
-from qjax.config import DiskConfig
+from qjax.config import DiskConfig, EngineConfig
 from storage import Entry, Storage, fingerprints
 from storage.entry import META
 from storage.fingerprint import FIELDS, Fingerprint
+from storage.fingerprint import digest as digest_of
 
 HEAD, CONVERSATION, PART = "head", "conversation", "part"
 LOGGERS = "storage.storage", "storage.directory", "qjax.caches.nvme.catalog"
@@ -40,25 +42,29 @@ class Row:
 
 
 class Contents(contextlib.AbstractContextManager):
-    """All under one fingerprint. entries: as found, before anything was removed. useless: keys of pages, anchors and sessions no engine uses."""
+    """All under one fingerprint. entries: pages, anchors and sessions as found, before anything was removed. useless: keys of those that no
+    engine uses. fields: none where the file that has them is damaged.
+    """
 
-    def __init__(self, config: DiskConfig, fields: dict[str, str], read_only: bool = True):
+    def __init__(self, config: DiskConfig, fingerprint: Fingerprint, read_only: bool = True):
         """Raises StorageError, which is Locked where this is to remove something and an engine has the directory."""
-        self.digest, self.fields, self.grid = Fingerprint(fields).digest, fields, int(fields["grid"])
-        self._place = config.disk_cache, fields, read_only, bucket_options(config)
-        self.storage = Storage.open(*self._place)
+        self.digest, self.fields, self.fingerprint = fingerprint.digest, fingerprint.fields, fingerprint
+        self._config = config
+        self.storage = Storage.open(config.disk_cache, fingerprint, read_only, bucket_options(config))
         try:
             found = self.storage.entries()
+            self.grid = int(self.fields["grid"]) if self.fields else grid_of(found.values())
             admission = Admission(self.grid, 1, 0)
             self.index = Index(self.storage, self.grid, admission.counted)
-            self.entries = found | self.storage.entries()  # an engine may write meanwhile
+            self.all = found | self.storage.entries()  # an engine may write meanwhile
+            self.entries = {key: entry for key, entry in self.all.items() if key.startswith((PAGE, ANCHOR, SESSION))}
             for key, hits in admission.load(self.storage).items():
                 if filed := self.index.anchors.get(key):
                     filed.hits = hits
         except BaseException:
             self.storage.close()
             raise
-        self.useless = [key for key in self.entries if key.startswith((PAGE, ANCHOR, SESSION)) and not self.index.has(key)]
+        self.useless = [key for key in self.entries if not self.index.has(key)]
 
     def __exit__(self, *_) -> None:
         self.storage.close()
@@ -66,12 +72,31 @@ class Contents(contextlib.AbstractContextManager):
     @property
     def used(self) -> float:
         """Unix seconds of the last use of any entry."""
-        return max((entry.used for entry in self.entries.values()), default=0.0)
+        return max((entry.used for entry in self.all.values()), default=0.0)
 
     def stay(self, keys: Iterable[str]) -> list[str]:
         """Those of some keys, opened read-only, under which something still lies: an engine may remove entries meanwhile."""
-        with Storage.open(*self._place) as again:
+        with Storage.open(self._config.disk_cache, self.fingerprint, True, bucket_options(self._config)) as again:
             return [key for key in keys if key in again.entries() or key in again.damaged]
+
+    def faults(self) -> dict[str, str]:
+        """What is wrong beside entries that are damaged themselves, key or file -> what; twice found, where an engine may be writing."""
+        if (found := self._faults()) and self.storage.read_only:
+            with Contents(self._config, self.fingerprint) as again:
+                found = {key: what for key, what in found.items() if key in again._faults()}
+        return found
+
+    def _faults(self) -> dict[str, str]:
+        found = {} if self.fields else {FIELDS: "it is not what names its directory; the next engine writes it anew"}
+        if self.entries and GOLDEN not in self.all and GOLDEN not in self.storage.damaged:
+            found[GOLDEN] = "missing: no engine can tell whether its bits are still those of the entries; the next one removes all of them"
+        told = set(self.storage.damaged)  # and what stands on it is not told again
+        for key, error in self.index.unusable.items():
+            if isinstance(error, Incomplete) and not told.isdisjoint(error.missing):
+                told.add(key)
+            else:
+                found[key] = str(error)
+        return found | dict.fromkeys(self.storage.unfinished, "unfinished: it has no meta; the next engine removes it")
 
     def over(self) -> dict[str, list[FiledAnchor]]:
         """The anchors over each page, by its key."""
@@ -113,6 +138,7 @@ class Contents(contextlib.AbstractContextManager):
             "digest": self.digest,
             "fields": self.fields,
             "entries": len(self.entries),
+            "unfinished": self.storage.unfinished,
             "nbytes": sum(entry.nbytes for entry in self.entries.values()),
             "useless": {"entries": len(self.useless), "nbytes": sum(self.entries[key].nbytes for key in self.useless)},
             "damaged": self.storage.damaged,
@@ -123,11 +149,11 @@ class Contents(contextlib.AbstractContextManager):
 
     def named(self, beginning: str) -> list[str]:
         """Keys that begin so; the key alone where it is one."""
-        return [beginning] if beginning in self.entries else sorted(key for key in self.entries if key.startswith(beginning))
+        return [beginning] if beginning in self.all else sorted(key for key in self.all if key.startswith(beginning))
 
     def explained(self, key: str, now: float) -> dict:
         """What an entry is, for whom it is kept, and what stands on it."""
-        entry = self.entries[key]
+        entry = self.all[key]
         facts = {"key": key, "nbytes": entry.nbytes, "written": entry.written, "used": entry.used}
         if filed := self.index.anchors.get(key):
             return facts | self._anchor(filed, entry, now)
@@ -228,15 +254,15 @@ class Cache(contextlib.AbstractContextManager):
         self.config, self.bucket = config, "://" in config.disk_cache
         found = fingerprints(config.disk_cache, bucket_options(config)) if self.bucket else directory(Path(config.disk_cache))
         with contextlib.ExitStack() as opened:
-            known = {digest: fields for digest, text in found.items() if (fields := readable(digest, text))}
-            contents = sorted((opened.enter_context(Contents(config, fields)) for fields in known.values()), key=lambda c: -c.used)
+            known = [of for digest, text in found.items() if (of := fingerprint_of(digest, text))]
+            contents = sorted((opened.enter_context(Contents(config, of)) for of in known), key=lambda c: -c.used)
             self.contents = contents if self.bucket else contents[:1]
             theirs = [digest for digest in found if digest not in {c.digest for c in self.contents}]
             self.others = [] if self.bucket else [self._other(digest, found[digest]) for digest in theirs]
             self._opened = opened.pop_all()
 
     def _other(self, digest: str, text: bytes) -> Other:
-        differs = Fingerprint(self.contents[0].fields).differences(text) if self.contents else {}
+        differs = self.contents[0].fingerprint.differences(text) if self.contents else {}
         files = [path for path in (Path(self.config.disk_cache) / digest).rglob("*") if path.is_file()]
         return Other(digest, sum(path.name == META for path in files), sum(path.lstat().st_size for path in files), differs)
 
@@ -261,14 +287,22 @@ def directory(root: Path) -> dict[str, bytes]:
     return found
 
 
-def readable(digest: str, text: bytes) -> dict[str, str] | None:
-    """The fields by which what lies under a digest can be opened; None for another version's."""
+def fingerprint_of(digest: str, text: bytes) -> Fingerprint | None:
+    """That by which what lies under a digest can be opened, with no fields where their text is damaged; None for another version's."""
+    if digest_of(text) != digest:
+        return Fingerprint.named(digest)
     try:
         fields = dict(json.loads(text))
         fields.pop("storage", None)
-        return fields if Fingerprint(fields).digest == digest and int(fields["grid"]) > 0 else None
+        found = Fingerprint(fields)
+        return found if found.digest == digest and int(fields["grid"]) > 0 else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def grid_of(entries: Iterable[Entry]) -> int:
+    """The grid by the key ids of a page, where no field says it."""
+    return next((entry.leaves[IDS].shape[0] for entry in entries if entry.key.startswith(PAGE) and IDS in entry.leaves), EngineConfig.grid)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from qjax.commands.cache_contents import CONVERSATION, HEAD, PART, Cache, Contents, Other, Row
 from qjax.commands.console import say
+from storage.fingerprint import FIELDS
 
 ROWS = 20
 """Lines of a list that are shown without --all."""
@@ -17,6 +18,7 @@ COLUMNS = "key", "what", "tokens", "bytes", "hits", "age", "value"
 NAMED = 3
 """Keys, or differing fields, that a sentence names."""
 DAY = 86_400
+WITHIN = "within --disk-gb and --spill-gb together"
 
 
 def size(nbytes: float) -> str:
@@ -65,10 +67,11 @@ def show(console: Console, cache: Cache, now: float, limit: int | None) -> None:
 def summary(contents: Contents, now: float) -> list[str]:
     f, facts = contents.fields, contents.facts(now)
     model = f"{f.get('model.model_type', 'a model')}, {f.get('model.layers', '?')} layers of {f.get('model.hidden', '?')}"
-    lines = [
-        f"fingerprint {contents.digest[:8]}: {model}, weights {f.get('weights', '?')[:8]}, exactness {f.get('exactness', '?')}, "
+    known = (
+        f"{model}, weights {f.get('weights', '?')[:8]}, exactness {f.get('exactness', '?')}, "
         f"grid {contents.grid:,}, jax {f.get('jax', '?')} on {f.get('backend', '?')}"
-    ]
+    )
+    lines = [f"fingerprint {contents.digest[:8]}: {known if f else f'{FIELDS} is damaged; the next engine writes it anew'}"]
     uses = f"heads {size(facts['disk_nbytes'])}, conversations {size(facts['spill_nbytes'])}"
     lines.append(f"{count(facts['entries'], 'entry')}, {size(facts['nbytes'])}: {uses}")
     if facts["used"]["newest"] is not None:
@@ -77,6 +80,8 @@ def summary(contents: Contents, now: float) -> list[str]:
         lines.append(f"{count(len(contents.useless), 'entry')}, {size(facts['useless']['nbytes'])}, are of no use: the next engine removes them")
     if facts["damaged"]:
         lines.append(f"{count(len(facts['damaged']), 'entry')} cannot be read (qjax cache --verify says which)")
+    if facts["unfinished"]:
+        lines.append(f"{count(len(facts['unfinished']), 'entry')} an engine had not finished: the next one removes what is there of it")
     return lines
 
 
@@ -128,13 +133,11 @@ def _anchor(facts: dict, letters: int, now: float, limit: int | None) -> list[st
     lines.append(f"A restore reads {size(facts['read_nbytes'])}, {size(facts['nbytes'])} of its own and {count(len(facts['pages']), 'page')}:")
     lines += _pages(facts["pages"], letters, limit)
     if head:
-        lines.append(
-            f"It is kept within --disk-gb, and for --disk-days after its last use: {_before(facts, 'head', 'is worth less', 'are worth less')}"
-        )
+        lines.append(f"It is kept {WITHIN}, and for --disk-days after its last use: {_before(facts, 'head', 'is worth less', 'are worth less')}")
     elif facts["conversations"]:
         lines.append(f"It is kept with {_keys('conversation', facts['conversations'], letters)}, and goes with it.")
     else:
-        lines.append(f"Its conversation has gone; it is kept within --spill-gb: {_before(facts, 'part', 'is worth less', 'are worth less')}")
+        lines.append(f"Its conversation has gone; it is kept {WITHIN}: {_before(facts, 'part', 'is worth less', 'are worth less')}")
     return [
         *lines,
         f"Its value is {number(facts['value'] * DAY * 2**20)} tokens a day for each MiB: {facts['saves']:,} tokens that it saves past the next "
@@ -154,7 +157,11 @@ def _conversation(facts: dict, letters: int, now: float, limit: int | None) -> l
     lines.append(f"Its pages, {size(sum(page['nbytes'] for page in facts['pages']))}:")
     lines += _pages(facts["pages"], letters, limit)
     kept = _before(facts, CONVERSATION, "was used longer ago", "were used longer ago")
-    return [*lines, f"It is kept within --spill-gb, and for --disk-days after its last use: {kept}", f"{size(facts['holds'])} go with it."]
+    return [
+        *lines,
+        f"It is kept {WITHIN}, and for --disk-days after its last use: {kept}",
+        f"{size(facts['holds'])} go with it.",
+    ]
 
 
 def _page(facts: dict, letters: int, now: float, limit: int | None) -> list[str]:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from qjax.commands.console import check
 from qjax.config import EngineConfig
 from qjax.engine import Engine
 from qjax.model.source import load
+from qjax.private import private_directory
 from qjax.purity import GRID, NONE, Certificate, Check, certify, compare, process_outcome
 from qjax.state import BLOCK
 from qjax.warmth import certify_tiers
@@ -46,8 +46,8 @@ def run(args) -> int:
             return 0
         found = certify(engine, args.rows, progress=status.update)
         tiers, controls = certify_tiers(engine, progress=status.update)
-        with _private_directory() as directory:
-            files, more = certify_files(engine, Path(directory) / "here", progress=status.update)
+        with private_directory("certify") as directory:
+            files, more = certify_files(engine, directory / "here", progress=status.update)
             processes = _processes(engine, args.model, config, directory, status.update)
             stages = _stages(engine, args.model, config, directory, status.update)
         checks = (*found.checks, *tiers, *files, *processes, *stages)
@@ -59,11 +59,7 @@ def run(args) -> int:
     return 1 if found.level == NONE else 0
 
 
-def _private_directory():
-    return tempfile.TemporaryDirectory(prefix="qjax-certify-")
-
-
-def _processes(engine: Engine, model: str, config: EngineConfig, directory: str, progress) -> list[Check]:
+def _processes(engine: Engine, model: str, config: EngineConfig, directory: Path, progress) -> list[Check]:
     want = process_outcome(engine)
     checks = []
     for name, flags in PROCESSES.items():
@@ -73,21 +69,21 @@ def _processes(engine: Engine, model: str, config: EngineConfig, directory: str,
     return checks
 
 
-def _stages(engine: Engine, model: str, config: EngineConfig, directory: str, progress) -> list[Check]:
+def _stages(engine: Engine, model: str, config: EngineConfig, directory: Path, progress) -> list[Check]:
     """What processes one after the other find in the files of those before."""
     checks = []
     for stage in STAGES:
         progress(f"files: {stage}")
-        flags = ["--files", str(Path(directory) / "files"), "--stage", stage]
+        flags = ["--files", str(directory / "files"), "--stage", stage]
         got = _outcome(f"the process of {stage}", model, config, directory, flags, ends=-signal.SIGKILL if stage == "killed" else 0)
         if stage != "killed":
             checks.append(stage_check(stage, engine, got))
     return checks
 
 
-def _outcome(name: str, model: str, config: EngineConfig, directory: str, flags: list[str], ends: int = 0) -> dict[str, np.ndarray]:
+def _outcome(name: str, model: str, config: EngineConfig, directory: Path, flags: list[str], ends: int = 0) -> dict[str, np.ndarray]:
     """What a process of this command sends, which is to end with a status. ValueError where it does not."""
-    file = Path(directory) / "outcome.npz"
+    file = directory / "outcome.npz"
     run_qjax(["certify", "--model", model, *config.flags(), "--dump", str(file), *flags], name, ends)
     if ends:
         return {}

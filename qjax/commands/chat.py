@@ -89,11 +89,14 @@ def answer(console: Console, conversation: Conversation, text: str, interrupt: I
     finally:
         reading.close()
         shown.close()
-    say(console, summary(turn), "dim")
+    say(console, summary(turn, interrupt.name), "dim")
 
 
-def summary(turn: Turn) -> str:
-    """What a turn took, in one line: tokens read again, time to the first token, rate, and whatever was out of the ordinary."""
+def summary(turn: Turn, signal: str) -> str:
+    """What a turn took, in one line: tokens read again, time to the first token, rate, and whatever was out of the ordinary.
+
+    signal: what stopped it, where something did.
+    """
     if turn.finish == "cancelled" and not turn.tokens:
         return "stopped while reading; the question is taken back"
     parts = [f"{turn.read:,} of {turn.prompt.size:,} prompt tokens read", f"the first token after {turn.first_token_seconds:.2f} s"]
@@ -104,5 +107,5 @@ def summary(turn: Turn) -> str:
     if not turn.tokens:
         parts.append("an empty answer")
     if turn.finish != "stop":
-        parts.append({"length": "ended by --max-tokens or the end of the context", "cancelled": "stopped by Ctrl-C"}[turn.finish])
+        parts.append({"length": "ended by --max-tokens or the end of the context", "cancelled": f"stopped by {signal}"}[turn.finish])
     return "; ".join(parts)

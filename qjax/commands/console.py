@@ -1,10 +1,12 @@
 """What the commands share on a terminal: starting an engine, Ctrl-C as a request, a prefill's progress, an answer as it streams."""
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,7 +18,9 @@ from qjax.config import CacheConfig, DiskConfig, EngineConfig
 from qjax.engine import Engine
 from qjax.model.qwen3_5 import layout
 from qjax.model.source import find, load
+from qjax.process import ENDING, Ended
 
+HANG_UP = getattr(signal, "SIGHUP", None)
 SHORT = 512  # tokens to read that need no progress: they take less than a line takes to read
 
 
@@ -42,17 +46,37 @@ def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig
     check(spec, config, caches)
     model = load(spec)
     say(console, f"{model.name}: loaded in {model.load_seconds:.1f} s", "dim")
-    say(console, "compiling (a minute or two the first time) ... ", "dim", end="")
-    try:
-        engine = Engine(model, config, caches, disk)
-    except (Exception, SystemExit):  # the error begins a line; Ctrl-C ends this one by itself
-        say(console, "")
-        raise
-    kept = "".join(f", {part}" for part in (config.compile_cache and f"kept in {_short(config.compile_cache)}", faults()) if part)
-    say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
+    with Waiting():
+        say(console, "compiling (a minute or two the first time) ... ", "dim", end="")
+        try:
+            engine = Engine(model, config, caches, disk)
+        except (Exception, SystemExit):  # the error begins a line; Ctrl-C ends this one by itself
+            say(console, "")
+            raise
+        kept = "".join(f", {part}" for part in (config.compile_cache and f"kept in {_short(config.compile_cache)}", faults()) if part)
+        say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
     if found := on_nvme(engine):
         say(console, found, "dim")
     return engine
+
+
+class Waiting(logging.Handler):
+    """Inside the `with` what is logged waits for the end of a line that is being shown, where it would go to standard error by itself."""
+
+    def __enter__(self) -> "Waiting":
+        self._records: list[logging.LogRecord] = []
+        self._root = logging.getLogger()
+        self._root.addHandler(self)
+        return self
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._root.handlers == [self] and logging.lastResort and record.levelno >= logging.lastResort.level:
+            self._records.append(record)
+
+    def __exit__(self, *error) -> None:
+        self._root.removeHandler(self)
+        for record in self._records:
+            logging.lastResort.handle(record)
 
 
 def on_nvme(engine: Engine) -> str:
@@ -73,44 +97,66 @@ def _short(path: Path) -> str:
 
 
 class Interrupt:
-    """Ctrl-C as a request to stop: inside the `with` the first one makes calls of this object True, a second one interrupts as usual.
+    """A signal as a request to stop: inside the `with` the first one makes calls of this object True, and a second one ends it at once.
 
-    Where it is ignored, as in a shell's background job, it stays so.
+    Ctrl-C, SIGTERM, and a hang-up, which is no second one: a shell passes it on to its jobs when its terminal goes, and so they get it twice.
+    One that is ignored, as Ctrl-C is in a shell's background job, stays so.
 
     An interrupt in the middle of a forward would lose the page pool, which the forward has taken over by then.
     """
 
     def __init__(self):
-        self._asked = False
+        self._asked: int | None = None
+        self._lifted = False
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._asked is not None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the program that is to end, and not what runs alone."""
+        return self._asked in ENDING
+
+    @property
+    def name(self) -> str:
+        """Of what was asked."""
+        return "Ctrl-C" if self._asked in (None, signal.SIGINT) else signal.Signals(self._asked).name
+
+    def end(self) -> NoReturn:
+        """Raises what the signal that asked raises elsewhere: KeyboardInterrupt, or process.Ended."""
+        raise Ended(self._asked) if self.ends else KeyboardInterrupt
 
     def __enter__(self) -> "Interrupt":
-        self._asked = False
-        # Python takes signals in its main thread only; elsewhere nobody presses Ctrl-C
-        self._before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else signal.SIG_IGN
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._ask)
+        self._asked, self._before = None, {}
+        if threading.current_thread() is threading.main_thread():  # which alone takes signals in Python
+            self._before = {n: handler for n in (signal.SIGINT, *ENDING) if (handler := signal.getsignal(n)) is not signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *error) -> None:
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Inside, Ctrl-C interrupts as usual; afterwards nothing has been asked yet."""
-        self.__exit__()
+        """Inside, a signal raises at once, as does one that asked before, unless it is Ctrl-C; afterwards nothing has been asked yet."""
+        self._lifted = True
         try:
+            if self.ends:
+                self.end()
+            self._asked = None
             yield
         finally:
-            self.__enter__()
+            self._lifted = False
 
     def _ask(self, number, frame) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
+        if number == HANG_UP:
+            self._before[number] = signal.SIG_IGN  # after the block too, where what was computed is being kept
+        if self._lifted or (self._asked is not None and number != HANG_UP):
+            raise Ended(number) if number in ENDING else KeyboardInterrupt
+        if self._asked in (None, signal.SIGINT):
+            self._asked = number
 
 
 class Reading:

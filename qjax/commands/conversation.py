@@ -10,7 +10,7 @@ from qjax.caches.keys import common
 from qjax.engine import Engine
 from qjax.generation import Generation, Progress
 from qjax.sampling import Sampling
-from qjax.serving.thinking import OPEN, Piece, Thinking
+from qjax.thinking import OPEN, Piece, Thinking
 
 
 class Conversation:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import tempfile
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from qjax.commands.demo_restart import restart, restarted, states_in
 from qjax.commands.demo_stage import CONTROL, LONGEST_ANSWER, WRONG, Stage, Step, play
 from qjax.config import CacheConfig, DiskConfig, EngineConfig
 from qjax.generation import Cancelled
+from qjax.private import private_directory
 from qjax.purity import Outcome, leaves
 from qjax.state import Sequence
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     config, caches = EngineConfig.from_flags(args), CacheConfig.from_flags(args)
     say(console, f"A coding agent's conversation of {args.tokens:,} tokens and more, on the model that is part of this package,", "bold")
     say(console, "through the caches. After it every request's state is compared bit for bit with a cold run of the same tokens.", "bold")
-    with tempfile.TemporaryDirectory(prefix="qjax-demo-") as directory, Interrupt() as interrupt:
+    with private_directory("demo") as directory, Interrupt() as interrupt:
         engine = start("embedded", config, console, caches, DiskConfig.private(states_in(directory)))
         stage = Stage(console, engine, interrupt)
         try:
@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
             restart(stage, agent, directory, config, caches)
             proof = prove(stage)
         finally:
+            engine.abandon()
             stage.close()
+        if interrupt():
+            interrupt.end()
     if args.json:
         print(json.dumps(as_json(stage.steps, proof)))
     say(console, "")
@@ -122,7 +125,7 @@ def _outcome(stage: Stage, prompt: np.ndarray, sequence: Sequence | None = None)
         done = engine.run_prompt(prompt, sequence, progress=reading, cancel=stage.interrupt)
     except Cancelled as cancelled:
         engine.release(cancelled.sequence)
-        raise KeyboardInterrupt from None
+        stage.interrupt.end()
     finally:
         reading.close()
     try:

@@ -31,12 +31,12 @@ class Heard:
     content: str
 
 
-def states_in(directory: str) -> Path:
+def states_in(directory: Path) -> Path:
     """Where the states lie in the demo's own directory."""
-    return Path(directory) / "states"
+    return directory / "states"
 
 
-def restart(stage: Stage, agent: Conversation, directory: str, config: EngineConfig, caches: CacheConfig) -> None:
+def restart(stage: Stage, agent: Conversation, directory: Path, config: EngineConfig, caches: CacheConfig) -> None:
     """Stops the engine's caches as at the end of a program, and has another process answer the next question."""
     number, what, question = len(stage.steps) + 1, "after a restart", [talk.asked(talk.AFTER)]
     say(stage.console, f"\n{number} {what}", "bold")
@@ -48,10 +48,13 @@ def restart(stage: Stage, agent: Conversation, directory: str, config: EngineCon
         f"        the program stops: {wrote / 2**20:,.0f} MiB on NVMe after {time.perf_counter() - begin:.2f} s; a new process starts",
         "dim",
     )
-    (Path(directory) / MESSAGES).write_text(json.dumps([*agent.messages, *question]))
-    run_qjax(["demo", "--restarted", directory, *config.flags(), *caches.flags()], "the process after the restart")
-    told = json.loads((Path(directory) / TOLD).read_text())
-    with np.load(Path(directory) / STATE) as found:
+    (directory / MESSAGES).write_text(json.dumps([*agent.messages, *question]))
+    if stage.interrupt():
+        stage.interrupt.end()
+    with stage.interrupt.lifted():  # it can be ended at any time, and ends itself where Ctrl-C reaches all processes of a terminal
+        run_qjax(["demo", "--restarted", str(directory), *config.flags(), *caches.flags()], "the process after the restart")
+    told = json.loads((directory / TOLD).read_text())
+    with np.load(directory / STATE) as found:
         state = dict(found)
     turn = Heard(state.pop("prompt"), *(told[name] for name in ("source", "read", "read_again", "first_token_seconds", "content")))
     say(stage.console, f"{'user':<8}{question[0]['content']}")
@@ -63,16 +66,19 @@ def restart(stage: Stage, agent: Conversation, directory: str, config: EngineCon
 
 def restarted(args: argparse.Namespace) -> int:
     """What the other process does: one turn, told in files."""
-    directory, console = args.restarted, Console(quiet=True)
+    directory, console = Path(args.restarted), Console(quiet=True)
     engine = start("embedded", EngineConfig.from_flags(args), console, CacheConfig.from_flags(args), DiskConfig.private(states_in(directory)))
-    with Interrupt() as interrupt:
-        stage = Stage(console, engine, interrupt)
-        conversation = stage.conversation()
-        *before, question = json.loads((Path(directory) / MESSAGES).read_text())
-        conversation.messages = before
-        turn = stage.step("after a restart", "spill", conversation, [question], talk.AFTER)
-        step = stage.steps[-1]
+    try:
+        with Interrupt() as interrupt:
+            stage = Stage(console, engine, interrupt)
+            conversation = stage.conversation()
+            *before, question = json.loads((directory / MESSAGES).read_text())
+            conversation.messages = before
+            turn = stage.step("after a restart", "spill", conversation, [question], talk.AFTER)
+            step = stage.steps[-1]
+    finally:
+        engine.abandon()
     told = {name: getattr(turn, name) for name in ("source", "read", "read_again", "first_token_seconds", "content")}
-    (Path(directory) / TOLD).write_text(json.dumps(told | {"why": step.why}))
-    np.savez(Path(directory) / STATE, prompt=turn.prompt, **{name: np.asarray(a) for name, a in step.warm.items()})
+    (directory / TOLD).write_text(json.dumps(told | {"why": step.why}))
+    np.savez(directory / STATE, prompt=turn.prompt, **{name: np.asarray(a) for name, a in step.warm.items()})
     return 0

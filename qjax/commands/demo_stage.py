@@ -55,7 +55,7 @@ class Stage:
         return Conversation(self.engine, system=talk.SYSTEM, tools=talk.TOOLS, thinking=talk.THINKING, max_tokens=LONGEST_ANSWER)
 
     def step(self, what: str, expected: str, conversation: Conversation, new: list[dict], fact: tuple[str, str]) -> Turn:
-        """Says new messages. KeyboardInterrupt where Ctrl-C stopped it."""
+        """Says new messages. Raises what Interrupt.end does where a signal stopped it."""
         say(self.console, f"\n{len(self.steps) + 1} {what}", "bold")
         told = new if len(new) <= 4 else [message for message in new if fact[0] in message["content"]]
         for message in told:
@@ -71,7 +71,7 @@ class Stage:
             reading.close()
             shown.close()
         if self.interrupt():
-            raise KeyboardInterrupt
+            self.interrupt.end()
         found = f"{turn.read:,} of {turn.prompt.size:,} prompt tokens read, {turn.read_again:,} of them again"
         say(self.console, f"        {turn.source}: {found}; the first token after {turn.first_token_seconds:.3f} s", "dim")
         right, why = turn.content.strip() == talk.answered(fact), self.engine.caches.ledger.records[-1].why.meaning

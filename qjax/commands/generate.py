@@ -16,7 +16,7 @@ from qjax.parallel import Parallel
 from qjax.sampling import Sampling
 from qjax.text import StopStrings
 
-ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end of the context", "cancelled": "Ctrl-C", "failed": "an error"}
+ENDS = {"stop": "the model or a stop text", "length": "--max-tokens or the end of the context", "failed": "an error"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def answer(args: argparse.Namespace, engine: Engine, flags: dict, texts: list[st
             )
             for text in texts
         ]
-        shown = None if args.json else Shown(answers, args.files, notes)
+        shown = None if args.json else Shown(answers, args.files, notes, interrupt)
         try:
             for generation, token in runs:
                 if token is None:
@@ -65,6 +65,8 @@ def answer(args: argparse.Namespace, engine: Engine, flags: dict, texts: list[st
         print(json.dumps(objects if len(objects) > 1 else objects[0]))
     if failed is not None:
         raise failed
+    if interrupt.ends:
+        interrupt.end()
     return 130 if interrupt() else 0
 
 
@@ -78,7 +80,8 @@ def let_go(engine, generation: Generation) -> None:
 class Shown:
     """Prints answers in order: the first that has not ended as it comes, then what the next one has said until now."""
 
-    def __init__(self, answers: list[Generation], files: list[str], notes: Console):
+    def __init__(self, answers: list[Generation], files: list[str], notes: Console, interrupt: Interrupt):
+        self._interrupt = interrupt
         self._left, self._several, self._notes, self._ended = list(zip(files, answers, strict=True)), len(files) > 1, notes, set()
         self._begin("")
 
@@ -92,7 +95,7 @@ class Shown:
             if not now.text.endswith("\n"):
                 print(flush=True)
             if now.error is None:
-                say(self._notes, (f"{file}: " if self._several else "") + statistics(now), "dim")
+                say(self._notes, (f"{file}: " if self._several else "") + statistics(now, self._interrupt.name), "dim")
             self._begin("\n")
 
     def _begin(self, above: str) -> None:
@@ -131,8 +134,8 @@ def as_json(engine, generation: Generation) -> dict:
     } | ({} if generation.error is None else {"error": str(generation.error)})
 
 
-def statistics(generation: Generation) -> str:
-    """Prompt, time to the first token, rates and the end, in one line."""
+def statistics(generation: Generation, signal: str) -> str:
+    """Prompt, time to the first token, rates and the end, in one line. signal: what cancelled it, where something did."""
     count = len(generation.tokens)
     read = f"{generation.prompt_tokens:,} prompt tokens"
     if generation.prefill_seconds:
@@ -144,4 +147,4 @@ def statistics(generation: Generation) -> str:
         )
         read += f", the first token after {generation.first_token_seconds:.2f} s"
     wrote = f"{count:,} tokens" + (f", {count / generation.decode_seconds:,.0f}/s" if count and generation.decode_seconds else "")
-    return f"{read}; {wrote}; ended by {ENDS[generation.finish]}"
+    return f"{read}; {wrote}; ended by {ENDS.get(generation.finish, signal)}"

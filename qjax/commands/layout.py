@@ -17,9 +17,9 @@ from qjax.state import BLOCK, GRIDS, Layout, Section, View, is_grid
 
 def run(args: argparse.Namespace) -> int:
     if args.grid is not None and not is_grid(args.grid):
-        raise ValueError(f"grid must be {GRIDS}, not {args.grid}")
+        raise ValueError(f"--grid must be {GRIDS}, not {args.grid}")
     if args.grid is not None and args.grid > LARGEST_GRID:
-        raise ValueError(f"grid must be at most {LARGEST_GRID:,}, not {args.grid}")
+        raise ValueError(f"--grid must be at most {LARGEST_GRID:,}, not {args.grid}")
     family, layout = find(args.model)
     if args.grid is not None:
         layout = dataclasses.replace(layout, grid=args.grid)

@@ -21,8 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """A table and a line of totals, or one JSON object; how many lines of the file were skipped goes to standard error."""
     records, totals, skipped = deque(maxlen=args.last), Totals(), []
     for record in read(args.file, lambda line, reason: skipped.append(f"line {line}: {reason}")):
-        records.append(record)
         totals.add(record)
+        record.number = totals.requests  # several processes, each of which began with 1, may have written to the file
+        records.append(record)
     if skipped:
         lines = "1 damaged line was" if len(skipped) == 1 else f"{len(skipped):,} damaged lines were"
         print(f"qjax: {args.file}: {lines} skipped: {skipped[0]}", file=sys.stderr)
@@ -89,7 +90,7 @@ def row(record: Record) -> dict[str, str]:
         "why": record.why.value,
         "ttft": f"{record.first_token_seconds:,.2f}",
         "decode": f"{record.decode_seconds:,.2f}",
-        "difference": "; ".join([*difference(record), *map(safe, record.failed)]),
+        "difference": "; ".join([*difference(record), *map(safe, filter(None, [record.parted, *record.failed]))]),
     }
 
 

@@ -19,7 +19,7 @@ from qjax.model.tokenizer import Tokenizer
 from qjax.serving.parse import Call, Span
 from qjax.serving.records import Chain, Layout, Record, Records, called, ids
 from qjax.serving.spelling import Spelling
-from qjax.serving.thinking import CLOSE
+from qjax.thinking import CLOSE
 
 
 class Why(Reason):
@@ -87,8 +87,8 @@ class Reading(NamedTuple):
 class Aligner:
     """Prompts, and records of their answers, for one template. What it serves is a function of the messages and of the records there are."""
 
-    def __init__(self, render: Callable[..., list[int]], tokenizer: Tokenizer, records: Records, *, align: bool = True, reasoning: bool = True):
-        """render: Template.render, or what takes the same arguments.
+    def __init__(self, render: Callable[..., np.ndarray], tokenizer: Tokenizer, records: Records, *, align: bool = True, reasoning: bool = True):
+        """render: Pieces.render, or what takes the same arguments.
 
         align: also copies whose white space differs from the rows', or that are a beginning. reasoning: also those that leave reasoning out.
         """
@@ -105,7 +105,7 @@ class Aligner:
 
         Raises ValueError with the template's complaint.
         """
-        sent = np.array(self._render(messages, tools, **variables), np.int32)
+        sent = self._render(messages, tools, variables, tenant=tenant)
         keys = self._chain.keys(self._chain.start(tenant, tools, variables), messages)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         said = tuple(_reasoning(messages[i]) for i in answers)
@@ -118,7 +118,7 @@ class Aligner:
                 continue
             record, read = found
             closing = self._closing if read.closed else self._thought
-            if closing is None or (after := self._after(messages[at:], sent, variables)) is None:
+            if closing is None or (after := self._after(messages[at:], sent, variables, tenant)) is None:
                 parted = Parted(at, Why.TEMPLATE)
                 break
             tail = np.concatenate([np.array(self._tokenizer.encode(read.rest), np.int32), closing, after])
@@ -130,8 +130,8 @@ class Aligner:
             return Aligned(tokens=tokens, matched=at, parted=parted, said=said, base=record, taken=read.taken, tail=tail, **asked)
         return Aligned(tokens=sent, matched=None, parted=parted, said=said, base=None, taken=0, tail=sent, **asked)
 
-    def keep(self, prompt: Aligned, answer: Answer) -> Record | None:
-        """Records an answer to a prompt, whole or broken off. None where nothing was generated."""
+    def keep(self, prompt: Aligned, answer: Answer, user: int | None = None) -> Record | None:
+        """Records an answer to a prompt, whole or broken off. user: as the record has it. None where nothing was generated."""
         tokens, text = np.array(answer.tokens, np.int32), "".join(span.raw for span in answer.spans)
         spelling, layout = Spelling(self._tokenizer, tokens, answer.hidden), Layout.of(answer.spans)
         if not text or not spelling.text.startswith(text):
@@ -148,6 +148,7 @@ class Aligner:
                 base=prompt.base,
                 taken=prompt.taken,
                 tail=prompt.tail,
+                user=user,
                 tokens=tokens,
                 hidden=tuple(answer.hidden),
                 layout=layout,
@@ -157,7 +158,7 @@ class Aligner:
                 ids=tuple(ids(message)),
                 said=(*prompt.said, reasoning.strip()),
                 whole=(tokens.size, "") if len(text) == len(spelling.text) else spelling.cut(len(text)),
-                faithful=None if self._align else self._is_faithful(spelling, layout, reasoning, content, prompt.variables),
+                faithful=None if self._align else self._is_faithful(spelling, layout, reasoning, content, prompt),
             )
         )
 
@@ -202,15 +203,15 @@ class Aligner:
         end = layout.calls[len(calls) - 1] if calls else spelling.end_of(len(text), *layout.content)
         return Reading(*spelling.cut(end), True, own)
 
-    def _after(self, messages: list[dict], sent: np.ndarray, variables: dict) -> np.ndarray | None:
+    def _after(self, messages: list[dict], sent: np.ndarray, variables: dict, tenant: str) -> np.ndarray | None:
         """What the template writes after the first of some messages, an answer; None where that depends on what came before.
 
         Told from a conversation that begins with that answer: it is read in a time that goes with what is new, where all messages but those
-        after the answer take as long again as the prompt does, 0.1 s at 180,000 tokens on a CPU. It has to be the end of that prompt.
+        after the answer would take as long again as the prompt does. It has to be the end of that prompt.
         """
         try:
-            begun = np.array(self._render([PROBE, messages[0]], None, add_generation_prompt=False, **variables), np.int32)
-            whole = np.array(self._render([PROBE, *messages], None, **variables), np.int32)
+            begun = self._render([PROBE, messages[0]], None, variables, ask=False, tenant=tenant)
+            whole = self._render([PROBE, *messages], None, variables, tenant=tenant)
         except ValueError:  # a template that wants more than a user's message before an answer
             return None
         after = whole[begun.size :]
@@ -221,22 +222,21 @@ class Aligner:
     def _always_last(self, answers: list[dict]) -> np.ndarray:
         """The tokens that the template ends each of some answers with, int32 [n]."""
         try:
-            written = [
-                np.array(self._render([PROBE, {"role": "assistant", **a}], None, add_generation_prompt=False), np.int32)[::-1] for a in answers
-            ]
+            written = [self._render([PROBE, {"role": "assistant", **answer}], None, {}, ask=False)[::-1] for answer in answers]
         except ValueError:
             return np.zeros(0, np.int32)
         return written[0][: min(common(written[0], other) for other in written[1:])][::-1]
 
-    def _is_faithful(self, spelling: Spelling, layout: Layout, reasoning: str, content: str, variables: dict) -> bool:
+    def _is_faithful(self, spelling: Spelling, layout: Layout, reasoning: str, content: str, prompt: Aligned) -> bool:
         """Whether the template writes an answer, up to its calls, with the white space that its tokens have, hidden ones aside."""
         if self._closing is None:
             return False
         (start, stop), decode = layout.reasoning, self._tokenizer.decode
         text = spelling.text[:start] + reasoning + spelling.text[stop : layout.thought] + content
         message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
-        written = decode(self._render([PROBE, message], None, add_generation_prompt=False, **variables))
-        return decode(self._render([PROBE], None, **variables)) + text + decode(self._closing) == written
+        written = self._render([PROBE, message], None, prompt.variables, ask=False, tenant=prompt.tenant)
+        asked = self._render([PROBE], None, prompt.variables, tenant=prompt.tenant)
+        return decode(asked) + text + decode(self._closing) == decode(written)
 
 
 def _reasoning(message: dict) -> str:
@@ -244,17 +244,17 @@ def _reasoning(message: dict) -> str:
     return message.get("reasoning_content", "").strip()
 
 
-def _is_loose(render: Callable[..., list[int]]) -> bool:
+def _is_loose(render: Callable[..., np.ndarray]) -> bool:
     """Whether a template trims texts and writes no ids of calls."""
 
-    def written(edge: str, given: str) -> list[int]:
+    def written(edge: str, given: str) -> np.ndarray:
         call = {"id": given, "type": "function", "function": {"name": "f", "arguments": {"k": 1}}}
         said = [("system", "s"), ("user", "u"), ("assistant", "a"), ("tool", "t"), ("user", "v")]
         messages = [{"role": role, "content": f"{edge}{text}{edge}"} for role, text in said]
         messages[2]["tool_calls"], messages[3]["tool_call_id"] = [call], given
-        return render(messages, None, add_generation_prompt=True)
+        return render(messages, None, {})
 
     try:
-        return written("", "0") == written(" \n", "1")
+        return np.array_equal(written("", "0"), written(" \n", "1"))
     except ValueError:
         return False

@@ -80,3 +80,8 @@ class Unavailable(ApiError):
     def __init__(self, message: str, seconds: int = 5):
         super().__init__(503, message, type="server_error", code="unavailable")
         self.headers["Retry-After"] = str(seconds)
+
+
+def internal() -> ApiError:
+    """For what nobody foresaw: the log has it, the client is told nothing of it."""
+    return ApiError(500, "the server failed at this request; its log says why", type="server_error", code="internal_error")

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import field
 
-from qjax.config import Flags
+from qjax.flags import Flags
 from qjax.serving.errors import ApiError, BadRequest, TooLarge
 
 DEEPEST = 200
@@ -77,7 +77,7 @@ def read(body: bytes, limits: Limits) -> dict:
 
 def parse(text: str):
     """The value of a JSON text. ValueError also for numbers that JSON lacks; RecursionError where it is nested too deeply to be read."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    return DECODER.decode(text)
 
 
 def check(value: dict | list, limits: Limits) -> None:
@@ -95,9 +95,10 @@ def check(value: dict | list, limits: Limits) -> None:
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if isinstance(inner, (dict, list)):
                 waiting.append((inner, key, entry, depth + 1))
-            for text in (key, inner):
-                if isinstance(text, str) and (len(text) > limits.max_string or not is_text(text)):
-                    raise _fault(text, _path((inner, key, entry, depth)), limits)
+            elif isinstance(inner, str) and (len(inner) > limits.max_string or not is_text(inner)):
+                raise _fault(inner, _path((inner, key, entry, depth)), limits)
+            if isinstance(key, str) and (len(key) > limits.max_string or not is_text(key)):
+                raise _fault(key, _path((inner, key, entry, depth)), limits)
 
 
 def _fault(text: str, name: str, limits: Limits) -> ApiError:
@@ -153,3 +154,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(text)
     return value
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # json.loads makes one for every call's arguments

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qjax.serving.arguments import ANY, STRING, escaped, json_of, properties_of, types_of
-from qjax.serving.thinking import Piece, Thinking
+from qjax.thinking import Piece, Thinking
 
 _SPACE, _NAME = "[ \t\r\n]{0,64}", "([^<>\n]{1,256})"  # bounded: so is what is held back
 

@@ -1,65 +1,16 @@
-"""A chat request as a prompt: what clients send put into the form that a checkpoint's template takes, and its tokens."""
+"""What clients send, put into the form that a checkpoint's template takes."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-import numpy as np
-
-from qjax.boundaries import Boundaries
-from qjax.model.source import Model
 from qjax.serving.errors import ApiError, BadRequest
 from qjax.serving.limits import Limits, check, parse
-from qjax.serving.schema import AssistantMessage, Chat, Message, SystemMessage, TextPart, ToolCall, ToolMessage
-from qjax.serving.thinking import OPEN, Thinking
+from qjax.serving.schema import EFFORTS, NAME, TAKEN, AssistantMessage, Chat, Message, SystemMessage, TextPart, ToolCall, ToolMessage
+from qjax.thinking import Thinking
 
-EFFORTS = {"none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
-"""The names that clients have for an effort -> the template's; none thinks not at all."""
-TAKEN = {"self", "messages", "tools", "add_generation_prompt"}
-"""Arguments of the template's that no variable may stand for."""
 UNREAD = "arguments"
 """The parameter under which arguments that are no JSON object are shown to the model as they are."""
 NESTED = Limits()
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """tokens: int32 [n]. history, user: as Engine.generate takes them. opened: whether the answer begins inside the reasoning.
-
-    messages, tools, variables: what they were rendered from.
-    """
-
-    tokens: np.ndarray
-    history: int | None
-    user: int | None
-    opened: bool
-    messages: list[dict]
-    tools: list[dict] | None
-    variables: dict
-
-
-class Renderer:
-    """Renders for one model."""
-
-    def __init__(self, model: Model):
-        self._model = model
-
-    def prompt(self, chat: Chat) -> Prompt:
-        """Raises BadRequest for what the template cannot take."""
-        messages, tools, variables = messages_of(chat.messages), tools_of(chat), variables_of(chat)
-        tokens = self.tokens(messages, tools, variables)
-        boundaries = Boundaries(self._model.template, **variables)
-        opened = self._model.tokenizer.decode(tokens[-8:]).rstrip().endswith(OPEN)
-        return Prompt(tokens, boundaries.history(tokens), boundaries.user(messages, tokens), opened, messages, tools, variables)
-
-    def tokens(self, messages: list[dict], tools: list[dict] | None, variables: dict, *, ask: bool = True) -> np.ndarray:
-        """int32 [n], with the beginning of an answer where `ask`. Raises BadRequest with the template's words."""
-        template = self._model.template
-        if template is None:
-            raise BadRequest(f"{self._model.name} has no chat template: /v1/completions continues plain text", "messages")
-        try:
-            return np.array(template.render(messages, tools, add_generation_prompt=ask, **variables), np.int32)
-        except ValueError as e:
-            raise BadRequest(str(e)[:300]) from None
 
 
 def messages_of(messages: Iterable[Message]) -> list[dict]:
@@ -89,7 +40,7 @@ def variables_of(chat: Chat) -> dict:
     fields = {name: getattr(chat, name) for name in ("reasoning_effort", "enable_thinking", "preserve_thinking")}
     given = {name: value for name, value in (fields | _set(chat.chat_template_kwargs or {})).items() if value is not None}
     for name in given:
-        if name in TAKEN or not name.isidentifier():
+        if name in TAKEN or not re.fullmatch(NAME, name):
             raise BadRequest("a name of chat_template_kwargs is no variable of a template", "chat_template_kwargs")
     for name in ("enable_thinking", "preserve_thinking"):
         if not isinstance(given.get(name, True), bool):

@@ -85,16 +85,33 @@ def _in_range(name: str, low: float | None = None) -> Any:
 Many = Annotated[list[T], Field(fail_fast=True)]  # the first fault is told, and a million wrong entries make no million errors
 WHOLE = BeforeValidator(_whole)  # after the range: pydantic publishes a range that follows a validator under no name of JSON Schema
 Count = Annotated[int, Field(ge=1), WHOLE]
-TokenId = Annotated[int, Field(ge=0), WHOLE]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=STOP_CHARACTERS)]
 Object = dict[str, Any]
 One = Annotated[Literal[1] | None, _only(1, "one answer a request, so 1 is the only value")]
 No = Annotated[Literal[False] | None, _only(False, "not supported: the logits of a prompt that is in a cache are not computed again")]
 Zero = Annotated[Literal[0] | None, _only(0, "not supported: presence_penalty and repetition_penalty are")]
+Prompt = Annotated[str, StringConstraints(min_length=1)] | Annotated[Many[TokenId], Field(min_length=1)]
+
+# What the document says of rules that stand elsewhere: a message of the user's, and what render.py takes for a variable of the template.
+EFFORTS = {"none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
+"""The names that clients have for an effort -> the template's; none thinks not at all."""
+TAKEN = ("self", "messages", "tools", "add_generation_prompt")
+"""Arguments of the template's that no variable may stand for."""
+NAME = "[A-Za-z_][A-Za-z0-9_]*"
+ASKS = {"contains": {"type": "object", "required": ["role"], "properties": {"role": {"const": "user"}}}}
+EFFORT = {"enum": [*EFFORTS, None]}
+VARIABLES = {
+    "propertyNames": {"pattern": f"^{NAME}$", "not": {"enum": TAKEN}},
+    "properties": {"reasoning_effort": EFFORT} | {name: {"type": ["boolean", "null"]} for name in ("enable_thinking", "preserve_thinking")},
+}
+TOP = {"if": {"required": ["top_logprobs"], "properties": {"top_logprobs": {"exclusiveMinimum": 0, "type": "number"}}}} | {
+    "then": {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
+}
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, json_schema_extra={"additionalProperties": True})
 
 
 class TextPart(Body):
@@ -168,13 +185,15 @@ class Chat(Body):
     """What a prompt is rendered from."""
 
     model: str | None = None
-    messages: Annotated[Many[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1, json_schema_extra=ASKS)]
     tools: Many[Annotated[Tool, WrapValidator(_raw)]] | None = None
     tool_choice: Annotated[Literal["auto", "none"] | None, BeforeValidator(_no_forced_call)] = Field(
         default=None, description="none leaves the tools out of the prompt"
     )
-    chat_template_kwargs: Object | None = Field(default=None, description="variables of the chat template; they go before the three fields below")
-    reasoning_effort: str | None = Field(default=None, description="none, minimal, low, medium, high or xhigh")
+    chat_template_kwargs: Object | None = Field(
+        default=None, description="variables of the chat template; they go before the three fields below", json_schema_extra=VARIABLES
+    )
+    reasoning_effort: str | None = Field(default=None, json_schema_extra=EFFORT)
     enable_thinking: bool | None = None
     preserve_thinking: bool | None = None
 
@@ -232,6 +251,8 @@ class Generated(Body):
 class ChatRequest(Chat, Generated):
     """/v1/chat/completions"""
 
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True} | TOP)
+
     max_completion_tokens: Count | None = Field(default=None, description="goes before max_tokens")
     thinking_budget: Annotated[int, Field(ge=0), WHOLE] | None = Field(default=None, description="tokens after which a thought is closed")
     logprobs: bool | None = None
@@ -253,7 +274,9 @@ class CompletionRequest(Generated):
     """/v1/completions"""
 
     model: str | None = None
-    prompt: Annotated[str | Many[TokenId], BeforeValidator(_one_prompt)]
+    prompt: Annotated[
+        Prompt, BeforeValidator(_one_prompt, json_schema_input_type=Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)])
+    ]
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: No = None
     best_of: One = None

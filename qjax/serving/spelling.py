@@ -15,9 +15,12 @@ class Spelling:
     def __init__(self, tokenizer: Tokenizer, tokens: np.ndarray, hidden: Sequence[tuple[int, int]] = ()):
         """tokens: int32 [n]; hidden: [start, end) of those that the client never got."""
         decoder, texts, ends, length = codecs.getincrementaldecoder("utf-8")("replace"), [], [0], 0
+        edges = {edge for span in hidden for edge in span}  # no character goes over one: the client got what came before it
         self._ends, self._counts = [0], [0]  # characters and tokens, of each place where a token ends with a whole character
         for count, token in enumerate(tokens.tolist(), 1):
             texts.append(decoder.decode(tokenizer.token_bytes(token)))
+            if count in edges:
+                texts[-1] += decoder.decode(b"", final=True)
             length += len(texts[-1])
             ends.append(length)
             if not decoder.getstate()[0]:

@@ -82,7 +82,7 @@ def test_the_counts_of_the_last_lines_are_kept(monkeypatch):
 def opened(tmp_path):
     """(storage, its writer); what was handed over is written at the end."""
     storage = Storage.open(tmp_path, {})
-    writer = Writer(storage, 1 << 20, lambda nbytes, use: True)
+    writer = Writer(storage, 1 << 20, lambda nbytes: True)
     yield storage, writer
     writer.close()
     storage.close()

@@ -150,6 +150,20 @@ def test_of_the_spill_whole_sessions_go_by_their_last_use():
     assert index.bytes(SPILL) == 2 * (4 * 100 + 20) == sum(e.nbytes for e in files.there.values())
 
 
+@pytest.mark.parametrize(("head", "gone"), [(2, ["s-old"]), (0, ["head"])])
+def test_of_both_what_was_not_used_for_longer_goes(head, gone):
+    """The session that was used longest ago, or the head that is worth least; a session's own states go with it."""
+    old, new, alone = chain(prompt(200)), chain(prompt(200, seed=1)), chain(prompt(64, seed=2))
+    files = Files(*pages(alone, 64), anchor(alone, 64, used=NOW - 100 + head))
+    for name, of, used in (("old", old, NOW - 99), ("new", new, NOW - 1)):
+        files.add(*pages(of, 200), anchor(of, 192, use=SPILL, used=NOW - 500), anchor(of, 200, use=SPILL), session(name, of, [192, 200], used=used))
+    index = Index(files, GRID)
+    assert index.evict(None, index.bytes() - 1)
+    there = [*index.sessions, *("head" for a in index.anchors.values() if a.length == 64)]
+    assert {"s-old", "s-new", "head"} - {*there} == {*gone}
+    assert index.bytes() == index.bytes(DISK) + index.bytes(SPILL) == sum(e.nbytes for e in files.there.values())
+
+
 def test_what_is_held_stays_and_nothing_goes_in_vain():
     of, other = chain(prompt(200)), chain(prompt(200, seed=1))
     index = Index(Files(*pages(of, 192), anchor(of, 192), *pages(other, 192), anchor(other, 192)), GRID)

@@ -23,7 +23,7 @@ class Stage:
     def __init__(self, root, level, limit=1 << 30):
         self.pool, self.storage = PagePool(LAYOUT, 8), Storage.open(root, {})
         self.index = Index(self.storage, 64)
-        self.writer = Writer(self.storage, limit, lambda nbytes, use: True)
+        self.writer = Writer(self.storage, limit, lambda nbytes: True)
         self.staging = Staging(self.pool, self.index, self.writer, level)
 
     def sequence(self, tokens):

@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 
-from qjax.caches.nvme.filed import DISK, SPILL
 from qjax.caches.nvme.writer import THREADS, Writer
 from storage import Entry, StorageError
 
@@ -42,7 +41,7 @@ def store():
 @pytest.fixture
 def writer(store):
     """Room for 50 bytes."""
-    writer = Writer(store, 50, lambda nbytes, use: True)
+    writer = Writer(store, 50, lambda nbytes: True)
     yield writer
     store.go.set()
     writer.close()
@@ -50,7 +49,7 @@ def writer(store):
 
 def test_an_entry_is_written_and_its_owner_told(store, writer):
     told = []
-    writer.put("x", TEN, {"rows": 3}, DISK, done=told.append)
+    writer.put("x", TEN, {"rows": 3}, done=told.append)
     writer.drain()
     assert told == [store.there["x"]]
     assert store.there["x"].fields["rows"] == 3
@@ -61,7 +60,7 @@ def test_what_waits_is_bounded_and_found(store, writer):
     store.go.clear()
     for name in "abcde":
         assert writer.has_room(10)
-        writer.put(name, TEN, {}, DISK)
+        writer.put(name, TEN, {})
     assert not writer.has_room(1)
     assert not writer.has_room(1, seconds=0.01)
     assert writer.staged == 50
@@ -75,15 +74,15 @@ def test_what_waits_is_bounded_and_found(store, writer):
 def test_more_than_there_is_room_for_may_wait_alone(store, writer):
     assert writer.has_room(1000)
     store.go.clear()
-    writer.put("a", TEN, {}, DISK)
+    writer.put("a", TEN, {})
     assert not writer.has_room(1000)
 
 
 def test_an_entry_waits_for_those_that_it_stands_on(store, writer):
     store.go.clear()
-    writer.put("p", TEN, {}, DISK)
-    writer.put("q", TEN, {}, DISK)
-    writer.put("a", TEN, {}, DISK, after=["p", "q"])
+    writer.put("p", TEN, {})
+    writer.put("q", TEN, {})
+    writer.put("a", TEN, {}, after=["p", "q"])
     for _ in range(THREADS):
         store.began.acquire()
     assert not store.began.acquire(timeout=0.05)
@@ -95,14 +94,14 @@ def test_an_entry_waits_for_those_that_it_stands_on(store, writer):
 @pytest.mark.parametrize("why", ["broken", "missing", "no room"])
 def test_what_an_entry_stands_on_is_not_there(store, why, caplog):
     """It is not written, its owner is told, and one line is logged of what failed; what stands on it in turn is not written either."""
-    writer = Writer(store, 50, lambda nbytes, use: why != "no room" or nbytes != 11)
+    writer = Writer(store, 50, lambda nbytes: why != "no room" or nbytes != 11)
     told = []
     store.broken = {"p"} if why == "broken" else set()
     if why != "missing":
-        writer.put("p", {"a": np.zeros(11, np.uint8)}, {}, DISK, done=told.append)
-    writer.put("a", TEN, {}, DISK, after=["p"], done=told.append)
-    writer.put("s", {}, {}, DISK, after=["a"], done=told.append)
-    writer.put("x", TEN, {}, DISK, done=told.append)
+        writer.put("p", {"a": np.zeros(11, np.uint8)}, {}, done=told.append)
+    writer.put("a", TEN, {}, after=["p"], done=told.append)
+    writer.put("s", {}, {}, after=["a"], done=told.append)
+    writer.put("x", TEN, {}, done=told.append)
     writer.close()
     assert store.order == ["x"]
     assert [entry.key for entry in told if entry] == ["x"]
@@ -115,45 +114,44 @@ def test_an_owner_who_cannot_use_it_is_no_end_of_the_writer(store, writer, caplo
     def refuses(entry):
         raise ValueError("a page is gone")
 
-    writer.put("a", TEN, {}, DISK, done=refuses)
+    writer.put("a", TEN, {}, done=refuses)
     writer.drain()
-    writer.put("b", TEN, {}, DISK)
+    writer.put("b", TEN, {})
     writer.drain()
     assert store.order == ["a", "b"]
     assert "a was written and is not used: a page is gone" in caplog.text
 
 
-@pytest.mark.parametrize("use", [DISK, SPILL])
-def test_room_that_was_given_to_one_thread_is_not_given_to_another(store, use):
+def test_room_that_was_given_to_one_thread_is_not_given_to_another(store):
     """Two entries at once where one fits: one is written, though neither is there yet when the other asks."""
-    asked, held, most = [], {DISK: 0, SPILL: 0}, 15
+    asked, held, most = [], [0], 15
 
-    def make_room(nbytes, of):
-        asked.append((nbytes, of))
-        return held[of] + nbytes <= most
+    def make_room(nbytes):
+        asked.append(nbytes)
+        return held[0] + nbytes <= most
 
     def told(entry):
-        held[use] += 10 * (entry is not None)
+        held[0] += 10 * (entry is not None)
 
     writer = Writer(store, 50, make_room)
     store.go.clear()
     for name in "ab":
-        writer.put(name, TEN, {}, use, done=told)
+        writer.put(name, TEN, {}, done=told)
     store.began.acquire()
     assert not store.began.acquire(timeout=0.05)
     store.go.set()
     writer.drain()
-    assert (asked, len(store.order), held[use]) == ([(10, use), (20, use)], 1, 10)
-    writer.put("c", {"a": TEN["a"][:5]}, {}, use)  # what was written is counted once
+    assert (asked, len(store.order), held) == ([10, 20], 1, [10])
+    writer.put("c", {"a": TEN["a"][:5]}, {})  # what was written is counted once
     writer.close()
-    assert (asked[2:], len(store.order)) == ([(5, use)], 2)
+    assert (asked[2:], len(store.order)) == ([5], 2)
 
 
 def test_the_bytes_of_jax_arrays_are_fetched_by_the_thread(store, writer):
     import jax
 
     rows = jax.numpy.arange(12, dtype=np.uint16).reshape(3, 4)
-    writer.put("a", {"rows": rows}, {}, DISK)
+    writer.put("a", {"rows": rows}, {})
     writer.drain()
     found = store.there["a"].fields["arrays"]["rows"]
     assert type(found) is np.ndarray

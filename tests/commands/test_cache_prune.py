@@ -214,7 +214,7 @@ def test_a_conversation_goes_with_its_last_state(tiny_engine, tmp_path, capsys):
     copy = shutil.copytree(tmp_path / "states", tmp_path / "copy")
     removed = as_json(capsys, copy, "--prune", "--disk-gb", "0")["pruned"]["removed"]
     assert rows(capsys, tmp_path / "states").keys() <= removed.keys()
-    started(tiny_engine, tmp_path / "states", disk={"disk_gb": 0}, **settings)
+    started(tiny_engine, tmp_path / "states", disk={"disk_gb": 0, "session_spill": False}, **settings)
     assert not tiny_engine.caches.nvme.index.sessions
     assert ask(tiny_engine, prompt(256))[0] == "cold"
     stopped(tiny_engine)

@@ -23,7 +23,7 @@ from qjax.config import EngineConfig
 certify.process_outcome = lambda engine: {}
 sys.executable = sys.argv[1]
 def run(args):
-    with certify._private_directory() as directory:
+    with certify.private_directory("certify") as directory:
         certify._processes(None, args.model, EngineConfig.from_flags(args), directory, print)
 certify.run = run
 sys.exit(qjax.cli.main(["certify", "--compile-cache", "none"]))
@@ -80,7 +80,7 @@ def test_files_have_rows_and_controls(engine_256, tmp_path):
 def test_processes_one_after_the_other(compile_cache, embedded_engine, tmp_path):
     """One is killed, the next finds its head and stops as planned, the last finds the conversation."""
     config = EngineConfig(grid=128, context_tokens=1024, compile_cache=compile_cache)
-    checks = certify._stages(embedded_engine, "embedded", config, str(tmp_path), lambda name: None)
+    checks = certify._stages(embedded_engine, "embedded", config, tmp_path, lambda name: None)
     assert [c.name.split(",")[0] for c in checks] == ["resumed from disk", "resumed from spill"]
     assert all((c.hit, c.differing_bits) == (True, 0) for c in checks)
 

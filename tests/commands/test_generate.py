@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import pytest
 from qjax.cli import main
 from qjax.pages import PoolFull
 from qjax.sampling import Sampling
+from storage import Storage
 
 
 @pytest.fixture
@@ -203,3 +207,27 @@ def test_as_a_program(engine, flags):
     assert notes[0].startswith("embedded: loaded in ")
     assert notes[1].startswith(f"compiling (a minute or two the first time) ... {len(engine.programs.compiled)} programs in ")
     assert notes[1].endswith(f", kept in {flags[-1]}")
+
+
+def test_a_disk_cache_that_is_a_file(tmp_path, capsys):
+    """Told before anything is loaded, and once."""
+    (tmp_path / "notes").write_text("buy milk")
+    with pytest.raises(SystemExit):
+        main(["generate", "--disk-cache", str(tmp_path / "notes")])
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].endswith(f"argument --disk-cache: expected a directory, found a file: '{tmp_path / 'notes'}'")
+
+
+def test_what_is_logged_at_the_start_has_a_line_of_its_own(flags, tmp_path):
+    """Another engine has the directory, which is said after the line that tells of compiling, and what lies there is a file."""
+    argv = [sys.executable, "-m", "qjax.cli", "generate", "--max-tokens", "1", *flags, "--disk-cache", str(tmp_path / "states")]
+    with Storage.open(tmp_path / "states" / "embedded", {"grid": "1"}):
+        done = subprocess.run(argv, input=b"Hello", capture_output=True, check=True)
+    _, compiled, told, *_ = done.stderr.decode().splitlines()
+    assert re.fullmatch(r"compiling .* \.\.\. \d+ programs in .*", compiled)
+    own = tmp_path / "states" / "embedded"
+    assert told == f"{own} is in use by another engine (process {os.getpid()}): its entries are read, and nothing is written"
+    shutil.rmtree(own)
+    own.write_text("a file")
+    lines = subprocess.run(argv, input=b"Hello", capture_output=True, check=True).stderr.decode().splitlines()
+    assert [line for line in lines if str(own) in line] == [f"nothing is kept on NVMe (--disk-cache): {own}: expected a directory, found a file"]

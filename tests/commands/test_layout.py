@@ -41,7 +41,7 @@ def test_byte_counts(capsys, model, sections, added, row, grid):
 def test_grid_sets_the_page(capsys):
     assert as_json(capsys, "27b", "--grid", "256")["page_bytes"] == 256 * 65_536
     assert main(["layout", "27b", "--grid", "320"]) == 2
-    assert capsys.readouterr().err == "qjax: error: grid must be a multiple of 64 up to 256, or of 256, not 320\n"
+    assert capsys.readouterr().err == "qjax: error: --grid must be a multiple of 64 up to 256, or of 256, not 320\n"
 
 
 def test_every_leaf_is_printed(capsys):

@@ -151,3 +151,13 @@ def test_the_file_that_a_command_wrote(tmp_path, compile_cache, capsys):
     assert main(["ledger", str(file), "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)["records"]
     assert (record["source"], record["why"], record["generated"], record["finish"]) == ("cold", "empty", 2, "length")
+
+
+def test_rows_of_several_processes_are_numbered_as_they_come(tmp_path, capsys):
+    """Each process counts from 1."""
+    for _ in range(3):
+        Ledger(path=tmp_path / "ledger.jsonl").add(Record(prompt_tokens=10))
+    _, *rows, _, _ = shown(capsys, tmp_path / "ledger.jsonl").splitlines()
+    assert [row.split()[0] for row in rows] == ["1", "2", "3"]
+    _, *rows, _, _ = shown(capsys, tmp_path / "ledger.jsonl", "--last", "2").splitlines()
+    assert [row.split()[0] for row in rows] == ["2", "3"]

@@ -109,8 +109,7 @@ def recount(caches: Caches, directory: Path) -> None:
     assert not index._coming
     for session in index.sessions.values():
         assert not index.anchors.keys().isdisjoint(session.anchors)
-    for use, budget in ((DISK, "disk_gb"), (SPILL, "spill_gb")):
-        assert sums[use] <= nvme._config.bytes(budget), use
+    assert sum(sums.values()) <= nvme.room.budget
 
 
 class Slow:
@@ -163,8 +162,8 @@ def spoil(monkeypatch, engine: Engine, name: str) -> None:
         return
     take = Nvme.take
 
-    def broken(self, hit):
-        restored = take(self, hit)
+    def broken(self, *hit):
+        restored = take(self, *hit)
         sections = restored.sequence.sections
         wrong = sections | {name: jax.numpy.zeros_like(sections[name])}
         return dataclasses.replace(restored, sequence=restored.sequence.replace(sections=wrong))

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from qjax.caches.nvme.filed import DISK
+from qjax.caches.nvme.filed import DISK, PAGE
 from storage import Storage
-from tests.equivalence.nvme import GB, HEADS, assert_restored, joined, lengths, on_disk, recount, started
+from tests.equivalence.nvme import GB, HEADS, Written, assert_restored, joined, lengths, on_disk, recount, started
 from tests.equivalence.test_resident import answer
 from tests.models import prompt
 
@@ -37,6 +37,19 @@ def test_the_budget_holds_at_every_write(tiny_engine, memory_path, monkeypatch):
     with started(tiny_engine, memory_path, disk_gb=budget / GB, **HEADS):
         seed = next(seed for seed in range(5) if np.array_equal(prompt(300, seed=seed), hits[0].entry[1].keys))
         assert_restored(tiny_engine, prompt(300, seed=seed), "disk", hits[0].start)
+
+
+@pytest.mark.parametrize(("more", "longest"), [(0, 256), (-1, 192)])
+def test_a_head_takes_half_of_the_budget_at_the_most(tiny_engine, memory_path, monkeypatch, more, longest):
+    """Of one that is longer nothing is written."""
+    layout, written = tiny_engine.layout, Written(monkeypatch)
+    budget = 2 * (4 * layout.page_bytes + layout.section_bytes) + more
+    with started(tiny_engine, memory_path, disk_gb=budget / GB, **HEADS) as caches:
+        answer(tiny_engine, prompt(300))
+        assert max(lengths(caches)) == longest
+        assert written.of(PAGE) == longest // 64
+        caches.clear()
+        assert_restored(tiny_engine, prompt(300), "disk", longest)
 
 
 def test_what_is_being_read_is_not_evicted(tiny_engine, memory_path, monkeypatch):
@@ -119,12 +132,12 @@ def test_a_tier_is_read_only_where_that_costs_less_than_the_prefill(tiny_engine,
 
 
 def test_what_memory_has_saves_nothing(tiny_engine, memory_path):
-    """A head of 128 tokens is in the pool: of the 256 on NVMe a read saves the other 128."""
+    """A head of 128 tokens is in the pool: of the 256 on NVMe the other 128 are read, and they are what that saves."""
     tokens, layout = prompt(300), tiny_engine.layout
-    size = layout.section_bytes + 4 * layout.page_bytes
+    size = layout.section_bytes + 2 * layout.page_bytes
     with started(tiny_engine, memory_path, **HEADS):
         answer(tiny_engine, tokens)
-    for seconds, expected in ((0.4, ("disk", 256)), (0.9, ("resident", 128))):
+    for seconds, expected in ((0.4, ("disk", 256)), (0.6, ("resident", 128))):
         with started(tiny_engine, memory_path, disk_min_tokens=4096, **HEADS) as caches:
             caches.nvme.find = lambda keys, tenant: None
             answer(tiny_engine, joined(tokens[:128], prompt(10, seed=8)))

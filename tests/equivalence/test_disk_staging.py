@@ -115,7 +115,7 @@ def test_b10_a_pending_write_that_fails_is_no_hit_any_more(tiny_engine, memory_p
         caches.nvme.index.drop_over = lambda *page: (drop_over(*page), failed.set())
         if before:
             anchor = caches.nvme._staging.anchor
-            caches.nvme._staging.anchor = lambda *a: failed.wait(60) and anchor(*a)
+            caches.nvme._staging.anchor = lambda *a, **more: failed.wait(60) and anchor(*a, **more)
         with Slow(monkeypatch, tuple(f"p-{digit:x}" for digit in range(16) if f"p-{digit:x}" != first[:3])):
             answer(tiny_engine, prompt(300), user=0)
             assert failed.wait(60)

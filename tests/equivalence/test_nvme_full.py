@@ -1,12 +1,13 @@
 """Where the tier on NVMe has no room: a full disk, the space that is left to others, budgets. Nothing is lost for it, and it is said once."""
 
 import errno
+import shutil
 
 import numpy as np
 
 from qjax.caches.nvme.filed import DISK
 from storage.directory import Directory
-from tests.equivalence.nvme import recount, started
+from tests.equivalence.nvme import GB, on_disk, recount, started
 from tests.equivalence.nvme_damage import assert_cold, keys, warnings
 from tests.equivalence.test_nvme_faults import ASKED, HEAD
 from tests.equivalence.test_resident import answer, followed
@@ -86,6 +87,39 @@ def test_a_disk_that_fills_up_at_a_planned_stop(tiny_engine, tmp_path, caplog, m
         assert (record.source, record.start) == ("spill", 304)
 
 
+def states(directory) -> set[str]:
+    """Keys of pages and anchors: the record of a conversation is another one when it is not the resident one any more."""
+    return {key for key in on_disk(directory) if not key.startswith("s-")}
+
+
+def test_what_cannot_be_written_whole_takes_nothing_with_it(tiny_engine, tmp_path, caplog, monkeypatch):
+    """The second page of a conversation fails: no other entry of it is written, so that none makes way for them. Control: without that one goes."""
+    directory = tmp_path / "states"
+    with started(tiny_engine, directory, disk_gb=0):
+        answer(tiny_engine, prompt(300, seed=1))
+    before = on_disk(directory)
+    budget = {"disk_gb": 0, "spill_gb": 1.3 * sum(before.values()) / GB}
+    shutil.copytree(directory, tmp_path / "control")
+    written, pages = Directory.written, []
+
+    def failing(self, key, names):
+        pages.extend([key] if key.startswith("p-") else [])
+        if pages[1:] == [key]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(self, key, names)
+
+    with monkeypatch.context() as patch, started(tiny_engine, directory, **budget):
+        answer(tiny_engine, prompt(440, seed=2), 1)
+        patch.setattr(Directory, "written", failing)
+    assert 2 <= len(pages) <= 4
+    assert states(directory) == states(tmp_path / "control")
+    (line,) = warnings(caplog)
+    assert "No space left on device" in line
+    with started(tiny_engine, tmp_path / "control", **budget):
+        answer(tiny_engine, prompt(440, seed=2), 1)
+    assert before.keys().isdisjoint(on_disk(tmp_path / "control"))
+
+
 def test_free_space_that_is_left_to_others(tiny_engine, kept, directory, caplog):
     """Nothing is written, which is said once; nothing that is there goes for it, and all of that serves."""
     before = keys(directory)
@@ -97,7 +131,7 @@ def test_free_space_that_is_left_to_others(tiny_engine, kept, directory, caplog)
             assert_cold(tiny_engine, prompt(300, seed=seed), user=300)
         caches.nvme.drain()
         stats = caches.nvme.stats()
-        assert (stats["written"], stats["skipped"] >= 8, len(warnings(caplog))) == (0, True, 1)
+        assert (stats["written"], stats["dropped_no_room"] >= 8, len(warnings(caplog))) == (0, True, 1)
         caches.clear()
         assert assert_cold(tiny_engine, kept[1]).start == 304
     assert {key for key in keys(directory) if not key.startswith("b-")} == {key for key in before if not key.startswith("b-")}
@@ -107,9 +141,9 @@ def test_an_entry_that_is_larger_than_the_budget(tiny_engine, kept, directory):
     """It is left out, and what is there does not go for it. The control: one that just fits makes all of it go."""
     with started(tiny_engine, directory, session_spill=False) as caches:
         nvme, anchors = caches.nvme, set(caches.nvme.index.anchors)
-        assert not nvme._make_room(nvme._config.bytes("disk_gb") + 1, DISK)
+        assert not nvme.room.make(nvme.room.budget + 1)
         assert set(nvme.index.anchors) == anchors
-        assert nvme._make_room(nvme._config.bytes("disk_gb"), DISK)
+        assert nvme.room.make(nvme.room.budget)
         assert not [a for a in nvme.index.anchors.values() if a.use == DISK]
 
 

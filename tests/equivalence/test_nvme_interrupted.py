@@ -13,7 +13,7 @@ from qjax.caches.nvme.staging import Staging
 from qjax.pages import PagePool
 from storage import Storage
 from tests.equivalence.nvme import Slow, recount, started
-from tests.equivalence.nvme_damage import assert_cold, keys, warnings, write_heads
+from tests.equivalence.nvme_damage import assert_cold, keys, line_keys, warnings, write_heads
 from tests.equivalence.test_nvme_faults import ASKED, HEAD, NOTHING_WRITTEN
 from tests.equivalence.test_resident import answer, followed
 from tests.models import prompt
@@ -190,3 +190,29 @@ def test_a_second_stop_is_nothing(tiny_engine, tmp_path):
         before = keys(tmp_path)
         caches.close()
         assert keys(tmp_path) == before
+
+
+def test_what_is_given_up_is_written_by_nobody(tiny_engine, tmp_path, caplog, monkeypatch):
+    """As where a command's own directory is about to go: what was begun ends first, nothing else begins, also not by an answer that ends later."""
+    context = started(tiny_engine, tmp_path / "states", disk_gb=1)
+    caches = context.__enter__()
+    run = tiny_engine.generate(HEAD, max_tokens=9, user=HEAD.size)
+    with Slow(monkeypatch) as slow:
+        steps = iter(run)
+        for _ in range(3):
+            next(steps)
+        while not slow.keys:
+            pass
+        threading.Timer(0.2, slow.go).start()
+        tiny_engine.abandon()
+        begun = set(slow.keys)
+        assert begun == keys(tmp_path / "states", "[pas]-")  # written when it returned
+        assert 1 <= len(begun) <= 2 < len(line_keys(HEAD)[0])
+        shutil.rmtree(tmp_path / "states")
+        run.close()
+    tiny_engine.release(run.sequence)
+    context.__exit__(None, None, None)
+    assert caches.nvme.closed
+    assert not (tmp_path / "states").exists()
+    assert set(slow.keys) == begun
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

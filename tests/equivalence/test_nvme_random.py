@@ -27,8 +27,8 @@ HEADS = (40, 64, 65, 128, 150, 200, 256, 300)
 TAILS = (1, 2, 60, 64, 90)
 LONGEST = 400
 """Of a prompt: the engine's limit is 448."""
-ROOM = (0, 6, 15, 1000, 1000, 1000)
-"""Pages that a budget holds, an anchor at a line being 2: none, a short head, a conversation, all."""
+ROOM = (0, 12, 30, 1000, 1000, 1000)
+"""Pages that a budget holds, an anchor at a line being 2: none, short heads, which take half of it at the most, a conversation, all."""
 
 
 class Machine(stateful.RuleBasedStateMachine):

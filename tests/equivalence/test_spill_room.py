@@ -1,15 +1,16 @@
 """What goes from the session spill, and what is written because the pool has no room for it."""
 
+import re
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from qjax.caches.nvme.disk import Nvme
-from qjax.caches.nvme.filed import DISK, SPILL
 from qjax.caches.resident import ResidentPrefix
 from qjax.config import TOKEN
-from tests.equivalence.nvme import GB, SESSIONS, Slow, assert_restored, joined, lengths, on_disk, recount, started
+from tests.equivalence.nvme import GB, SESSIONS, Slow, assert_restored, joined, on_disk, recount, started
+from tests.equivalence.nvme_damage import warnings
 from tests.equivalence.test_resident import answer, followed
 from tests.models import prompt
 
@@ -49,17 +50,45 @@ def test_the_budget_keeps_the_last_used(tiny_engine, memory_path):
         assert caches.nvme.find(joined(prompt(300, seed=1), prompt(9)).astype(np.int64), "").start >= 256
 
 
-def test_a_session_that_is_larger_than_the_budget_leaves_what_fits(tiny_engine, memory_path):
-    """States that fit with their pages, and no conversation to be read back."""
-    budget = 6 * tiny_engine.layout.section_bytes
-    with started(tiny_engine, memory_path, **SESSIONS, spill_gb=budget / GB):
-        answer(tiny_engine, prompt(400))
-    assert sum(on_disk(memory_path).values()) <= budget
-    with started(tiny_engine, memory_path, **SESSIONS, spill_gb=budget / GB) as caches:
+def test_conversations_take_what_heads_leave(tiny_engine, memory_path):
+    """Two of three fit both budgets together, where no heads are; they keep their room in an engine that writes none. With 0 none are."""
+    with started(tiny_engine, memory_path / "one", **SESSIONS):
+        answer(tiny_engine, prompt(300))
+    one = sum(on_disk(memory_path / "one").values()) / GB
+    config = {"disk_min_tokens": 4096, "disk_gb": 1.9 * one, "spill_gb": 0.6 * one}
+    with started(tiny_engine, memory_path / "both", **config) as caches:
+        for seed in range(3):
+            answer(tiny_engine, prompt(300, seed=seed))
+    for more in ({}, {"session_spill": False, "disk_gb": 0, "spill_gb": 2.5 * one}):
+        with started(tiny_engine, memory_path / "both", **config | more) as caches:
+            recount(caches, memory_path / "both")
+            assert len(caches.nvme.index.sessions) == 2
+            assert (caches.resident.resident is None) == bool(more)
+    with started(tiny_engine, memory_path / "none", **config | {"spill_gb": 0}):
+        answer(tiny_engine, prompt(300))
+    assert on_disk(memory_path / "none") == {}
+
+
+def test_a_session_that_is_larger_than_the_budget_is_not_begun(tiny_engine, memory_path, caplog):
+    """What lies there stays and serves, nothing is written for what is too large, and one line says why. Control: one that fits."""
+    budget = {"spill_gb": 9 * tiny_engine.layout.section_bytes / GB}
+    with started(tiny_engine, memory_path, **SESSIONS, **budget):
+        _, generated, _ = answer(tiny_engine, prompt(100, seed=1))
+    before = on_disk(memory_path)
+    assert before
+    with started(tiny_engine, memory_path, **SESSIONS, **budget):
+        for seed in (2, 3):
+            answer(tiny_engine, prompt(400, seed=seed))
+    assert {key for key in on_disk(memory_path) if key[0] != "s"} == {key for key in before if key[0] != "s"}  # the record says: no more resident
+    (line,) = warnings(caplog)
+    assert re.fullmatch(
+        r"a conversation of 40\d tokens is not written: it takes 0\.\d MiB, and --disk-gb and --spill-gb allow 0\.\d MiB in all", line
+    )
+    with started(tiny_engine, memory_path, **SESSIONS, **budget) as caches:
         recount(caches, memory_path)
-        assert caches.resident.resident is None
-        assert lengths(caches, SPILL) == [320, 384]
-        assert_restored(tiny_engine, prompt(400), "spill", 384)
+        assert_restored(tiny_engine, followed(prompt(100, seed=1), generated, prompt(9, seed=9)), "spill", 104)
+        answer(tiny_engine, prompt(110, seed=4))
+    assert on_disk(memory_path) != before
 
 
 @pytest.mark.parametrize(("length", "written"), [(250, True), (120, False)])
@@ -143,6 +172,6 @@ def test_pages_that_the_disk_tier_gives_up_count_for_the_spill(tiny_engine, memo
                 answer(tiny_engine, prompt(300))
             stats = caches.nvme.stats()
     with started(tiny_engine, memory_path, disk_gb=stats["disk_bytes"] / GB, spill_gb=stats["spill_bytes"] / GB) as caches:
-        assert caches.nvme._make_room(stats["disk_bytes"], DISK)
+        assert caches.nvme.room.make(stats["disk_bytes"])
         recount(caches, memory_path)
         assert len(caches.nvme.index.sessions) == (level != TOKEN)

@@ -191,8 +191,8 @@ GENERATION = of(
     ),
     (
         "the answer of a session resume is kept for others",
-        "if request.exact:",
-        "if True:",
+        "if request.exact and self._asked:",
+        "if self._asked:",
         "equivalence/test_response.py::test_at_level_grid_the_answer_of_a_session_resume_is_not_kept",
     ),
     (

@@ -12,14 +12,14 @@ LOOKUP = of(
     ),
     (
         "a restored snapshot finds no pages",
-        "            self.make_room(lambda: self.pool.free >= pages)\n",
+        "        self.make_room(lambda: self.pool.free >= pages)\n",
         "",
         "equivalence/test_resident.py::test_a_full_pool_gives_up_what_is_kept",
     ),
     (
         "sessions are given up for a snapshot that does not fit all the same",
-        "                raise Unusable(",
-        "                str(",
+        "            raise Unusable(",
+        "            str(",
         "equivalence/test_given_up.py::test_nothing_is_given_up_for_a_snapshot_that_does_not_fit_all_the_same",
     ),
     (
@@ -153,7 +153,7 @@ RUNNING = of(
     "caches/running.py",
     (
         "an anchor is served from the pages that it was taken over",
-        "pages = np.array(request.slot.pages[: -(-anchor.length // grid)], np.int32)",
+        "pages = np.array(request.slot.pages[: -(-anchor.length // self._pool.layout.grid)], np.int32)",
         "pages = anchor.sequence.pages",
         "equivalence/test_parallel_caches.py::test_an_anchor_is_served_from_the_pages_that_its_request_has_now",
     ),
@@ -201,7 +201,7 @@ RUNNING = of(
     ),
     (
         "a running request's anchor is taken whole",
-        ".cut(hit.start, grid)",
+        ".cut(hit.start, self._pool.layout.grid)",
         "",
         "equivalence/test_parallel_caches.py::test_one_that_comes_later_goes_on_beside_the_first",
     ),

@@ -183,9 +183,27 @@ SESSIONS = of(
     ),
     (
         "the session that is most likely to be gone on with goes first",
-        "key=lambda s: (self.returns.worth(s.turns, self._requests - s.request + 1), s.used)",
-        "key=lambda s: (-self.returns.worth(s.turns, self._requests - s.request + 1), s.used)",
+        "self._is_awaited(s), self.returns.worth(s.turns, self._requests - s.request + 1), s.used",
+        "self._is_awaited(s), -self.returns.worth(s.turns, self._requests - s.request + 1), s.used",
         "equivalence/test_given_up.py::test_the_session_that_is_least_likely_to_go_on_goes_first",
+    ),
+    (
+        "a conversation that waits for its sub-agents goes as any other",
+        "return self._is_awaited(s), self.returns.worth",
+        "return False, self.returns.worth",
+        "equivalence/test_named.py::test_a_conversation_that_waits_for_its_sub_agents_stays",
+    ),
+    (
+        "a name is awaited for every tenant",
+        "(session.tenant, session.owner) in self._awaited",
+        "session.owner in [owner for _, owner in self._awaited]",
+        "equivalence/test_named.py::test_another_tenants_request_keeps_nothing",
+    ),
+    (
+        "a conversation that has gone on is awaited still",
+        "for name in (owner, parent):",
+        "for name in (parent,):",
+        "equivalence/test_named.py::test_it_waits_no_longer_when_it_has_gone_on_itself",
     ),
     (
         "the caches' limit does not reach the sessions",

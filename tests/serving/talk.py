@@ -3,13 +3,15 @@
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from qjax.model.source import load
+from qjax.model.template import Template
 from qjax.serving.align import Aligned, Aligner, Answer
 from qjax.serving.parse import parse_whole
+from qjax.serving.pieces import Pieces
 from qjax.serving.records import Record, Records, canonical
 from qjax.serving.render import messages_of
 from qjax.serving.schema import Chat
@@ -49,34 +51,41 @@ def call(name: str, arguments: dict) -> str:
 
 
 class Server:
-    """Aligns and keeps. kwargs: the template's variables."""
+    """Aligns and keeps, and encodes its pieces once. kwargs: the template's variables."""
 
-    def __init__(self, *, limit: int = 10**6, tools: list | None = TOOLS, render=MODEL.template.render, **flags):
-        self.records = Records(limit)
-        self.aligner, self.tools, self.render, self._ids = Aligner(render, TOKENIZER, self.records, **flags), tools, render, 0
+    def __init__(self, *, limit: int = 10**6, tools: list | None = TOOLS, template: Template = MODEL.template, **flags):
+        self.records, self.template, self.tools, self._ids = Records(limit), template, tools, 0
+        self.aligner = Aligner(Pieces(template, TOKENIZER, 10**6).render, TOKENIZER, self.records, **flags)
 
     def align(self, messages: list[dict], kwargs: dict | None = None, *, tools: list | None = None, **asked) -> Aligned:
         return self.aligner.align(taken(messages), tools or self.tools, kwargs or {}, **asked)
 
     def sent(self, messages: list[dict], kwargs: dict | None = None, *, ask: bool = True) -> list[int]:
         """What the template makes of the client's messages."""
-        return self.render(taken(messages), self.tools, add_generation_prompt=ask, **kwargs or {})
+        return self.template.render(taken(messages), self.tools, add_generation_prompt=ask, **kwargs or {})
 
     def answer(self, prompt: Aligned, tokens: list[int], hidden: Iterable[tuple[int, int]] = (), stop: str | None = None) -> tuple[Record, dict]:
         """Keeps an answer; also the message that the client gets of it."""
-        text = TOKENIZER.decode(tokens)
-        text = text.partition(stop)[0] if stop else text
-        opened = TOKENIZER.decode(prompt.tokens[-8:]).rstrip().endswith("<think>")
-        parsed = parse_whole(text, opened, self.tools, self._id)
-        record = self.aligner.keep(prompt, Answer(np.array(tokens, np.int32), parsed.spans, parsed.calls, tuple(hidden)))
-        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in parsed.calls if c.complete]
-        reasoning = parsed.reasoning.replace(MARK, "") if hidden else parsed.reasoning
-        message = {"role": "assistant", "content": parsed.content, "reasoning_content": reasoning}
-        return record, message | ({"tool_calls": calls} if calls else {})
+        answer, message = received(prompt.tokens, tokens, self.tools, self._id, hidden, stop)
+        return self.aligner.keep(prompt, answer), message
 
     def _id(self, _: int) -> str:
         self._ids += 1
         return f"call_{self._ids}"
+
+
+def received(
+    prompt: np.ndarray, tokens: list[int], tools: list | None, new_id: Callable[[int], str], hidden: Iterable = (), stop: str | None = None
+) -> tuple[Answer, dict]:
+    """What the server keeps of an answer, and the message that the client gets."""
+    text = TOKENIZER.decode(tokens)
+    text = text.partition(stop)[0] if stop else text
+    opened = TOKENIZER.decode(prompt[-8:]).rstrip().endswith("<think>")
+    parsed = parse_whole(text, opened, tools, new_id)
+    calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in parsed.calls if c.complete]
+    reasoning = parsed.reasoning.replace(MARK, "") if hidden else parsed.reasoning
+    message = {"role": "assistant", "content": parsed.content, "reasoning_content": reasoning}
+    return Answer(np.array(tokens, np.int32), parsed.spans, parsed.calls, tuple(hidden)), message | ({"tool_calls": calls} if calls else {})
 
 
 def taken(messages: list[dict]) -> list[dict]:

@@ -104,7 +104,7 @@ def test_a_template_that_drops_old_reasoning():
 def test_a_template_that_counts_its_messages():
     """What it writes after an answer depends on how many there were before."""
     source = MODEL.template.source.replace("<|im_start|>user\\n' ~", "<|im_start|>user\\n' ~ loop.index0 ~")
-    server = Server(render=Template(source, TOKENIZER).render)
+    server = Server(template=Template(source, TOKENIZER))
     record, message = ask(server, "One.\n</think>\n\nTwo.", chops=(2,))
     expect_rows(server, said(message), [*rows(record), *CLOSING])  # one message, as where it is told from
     system = {"role": "system", "content": "Be brief."}
@@ -125,7 +125,7 @@ def test_a_prompt_that_would_be_too_long():
 def test_a_template_of_another_kind():
     """One that trims nothing and writes ids: a text's edges and an id count."""
     source = MODEL.template.source.replace(" | trim", "").replace("~ call.name ~", "~ call.name ~ (entry.id or '') ~")
-    server = Server(render=Template(source, TOKENIZER).render)
+    server = Server(template=Template(source, TOKENIZER))
     record, message = ask(server, "One.\n</think>\n\n" + call("look", {"s": "a"}), chops=(2,))
     result = {"role": "tool", "tool_call_id": "x", "content": "b"}
     prompt = server.align([USER, message, result])
@@ -144,16 +144,16 @@ def test_a_template_whose_answers_have_no_end():
         source = MODEL.template.source.replace("{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", end + "{%- elif message.role == 'tool'")
         assert source != MODEL.template.source
         for text in ("One.\n</think>\n\nTwo.", "One."):
-            server = Server(render=Template(source, TOKENIZER).render)
+            server = Server(template=Template(source, TOKENIZER))
             _, message = ask(server, text)
             expect_sent(server, said(message), Why.TEMPLATE)
-        server = Server(render=Template(source, TOKENIZER).render, align=False)
+        server = Server(template=Template(source, TOKENIZER), align=False)
         _, message = ask(server, "One.\n</think>\n\nTwo.")
         expect_sent(server, said(message, reasoning_content="One.\n"), Why.OFF)
     source = MODEL.template.source.replace(
         "<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "' ~ ('' if tools else '<|im_end|>\\n') }}\n    {%- elif message.role == 'tool'"
     )
-    server = Server(render=Template(source, TOKENIZER).render)  # only where there are tools: that shows at the place alone
+    server = Server(template=Template(source, TOKENIZER))  # only where there are tools: that shows at the place alone
     _, message = ask(server, "One.\n</think>\n\nTwo.")
     expect_sent(server, said(message), Why.TEMPLATE)
 

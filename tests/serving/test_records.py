@@ -140,6 +140,8 @@ def test_keys_tell_all_that_a_template_could_write():
         {"role": "assistant", "content": "a", "tool_calls": [call, call]},
         {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
         {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "g", "arguments": {"k": 1}}}]},
+        {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "fg", "arguments": {"k": 1}}}]},
+        {"role": "assistant", "content": "af", "tool_calls": [{"function": {"name": "g", "arguments": {"k": 1}}}]},
     ]
     for chain in (loose, exact):
         assert len({chain.extend(start, message) for message in messages}) == len(messages)

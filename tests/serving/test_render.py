@@ -4,29 +4,27 @@ import json
 import types
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given
 
-from qjax.boundaries import Boundaries
-from qjax.caches.keys import common
 from qjax.model.source import EMBEDDED
 from qjax.model.template import Template
 from qjax.model.tokenizer import Tokenizer
 from qjax.serving.errors import BadRequest
-from qjax.serving.render import EFFORTS, Renderer, arguments_of, messages_of
+from qjax.serving.prompts import Prompts
+from qjax.serving.render import EFFORTS, arguments_of, messages_of, variables_of
 from qjax.serving.schema import Chat
 from qjax.serving.validation import validated
 
 TOKENIZER = Tokenizer.from_directory(EMBEDDED)
 TEMPLATE = Template((EMBEDDED / "chat_template.jinja").read_text(), TOKENIZER)
-RENDERER = Renderer(types.SimpleNamespace(name="tiny", template=TEMPLATE, tokenizer=TOKENIZER))
+PROMPTS = Prompts(types.SimpleNamespace(name="tiny", template=TEMPLATE, tokenizer=TOKENIZER))
 USER = {"role": "user", "content": "Where is it?"}
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}]
 
 
 def prompt(messages, **fields):
-    return RENDERER.prompt(validated(Chat, {"messages": messages, **fields}))
+    return PROMPTS.prompt(validated(Chat, {"messages": messages, **fields}))
 
 
 def shown(messages, **fields) -> str:
@@ -70,7 +68,7 @@ def test_other_complaints_of_the_template_are_told():
     assert refusal([USER], chat_template_kwargs={"namespace": 1}).message.startswith("chat template: ")
     model = types.SimpleNamespace(name="plain", template=None, tokenizer=TOKENIZER)
     with pytest.raises(BadRequest, match="plain has no chat template: /v1/completions continues plain text"):
-        Renderer(model).prompt(validated(Chat, {"messages": [USER]}))
+        Prompts(model).prompt(validated(Chat, {"messages": [USER]}))
 
 
 @pytest.mark.parametrize("effort", [*EFFORTS, "max", "High", ""])
@@ -91,7 +89,7 @@ def test_variables_of_the_template():
     assert prompt([USER], chat_template_kwargs={"enable_thinking": True}, enable_thinking=False).opened
     assert prompt([USER], chat_template_kwargs={"enable_thinking": None}).opened
     assert not prompt([USER], reasoning_effort="none").opened
-    assert "reasoning_effort" not in prompt([USER], reasoning_effort="high", enable_thinking=False).variables
+    assert variables_of(validated(Chat, {"messages": [USER], "reasoning_effort": "high", "enable_thinking": False})) == {"enable_thinking": False}
     old = [USER, said("Here.", reasoning_content="A thought."), USER]
     assert "A thought." in shown(old)
     assert "A thought." not in shown(old, preserve_thinking=False)
@@ -192,46 +190,6 @@ def test_tools_are_rendered_as_sent_and_not_where_no_call_is_wanted():
     odd = [{"zeta": 1, "type": "function", "function": {"parameters": {"b": 1, "a": 2}, "name": "read", "strict": True}}]
     assert json.dumps(odd[0]) in shown([USER], tools=odd)
     assert shown([USER], tools=odd, tool_choice="none") == shown([USER], tools=[]) == shown([USER])
-    ids = prompt([USER, called({}), {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "x"}]}]).messages
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "x"}]}
+    ids = messages_of(validated(Chat, {"messages": [USER, called({}), result]}).messages)
     assert (ids[1]["tool_calls"][0]["id"], ids[2]) == ("call_1", {"role": "tool", "content": "x", "tool_call_id": "call_1"})
-
-
-turns = st.lists(
-    st.one_of(
-        st.builds(lambda text: {"role": "user", "content": text}, st.text(max_size=9)),
-        st.builds(lambda text, thought: said(text, reasoning_content=thought), st.text(max_size=9), st.text(max_size=9)),
-        st.builds(lambda text: called({"path": text}), st.sampled_from(["<|im_start|>user\n", "/a", ""])),
-        st.builds(lambda text: {"role": "tool", "content": text}, st.sampled_from(["<|im_start|>", "x", "<|im_end|>\n<|im_start|>user\nx"])),
-    ),
-    max_size=6,
-)
-
-
-@given(before=turns, after=turns, thinking=st.booleans(), keep=st.booleans(), effort=st.sampled_from([None, "low", "high"]), tools=st.booleans())
-def test_the_boundaries_lie_where_other_renderings_part(before, after, thinking, keep, effort, tools):
-    after = [message for message in after if message["role"] != "user"]
-    messages = [{"role": "system", "content": "You answer."}, USER, *before, USER, *after]
-    fields = {"enable_thinking": thinking, "preserve_thinking": keep, "reasoning_effort": effort, "tools": TOOLS if tools else None}
-    made = prompt(messages, **fields)
-    without = RENDERER.tokens(made.messages, made.tools, made.variables, ask=False)
-    assert made.history == without.size < made.tokens.size
-    assert common(made.tokens, without) == made.history
-    # another question in the last one's place: the same up to its text, which follows the two tokens or three that begin a user's turn
-    other = prompt(
-        [*messages[: len(messages) - len(after) - 1], {"role": "user", "content": "?" if keep else USER["content"] + "?"}, *after], **fields
-    )
-    assert made.user == other.user < common(made.tokens, other.tokens)
-    assert TOKENIZER.decode(made.tokens[made.user :]).startswith("<|im_start|>user\nWhere is it?<|im_end|>")
-    assert TEMPLATE.special_ids >= {made.tokens[made.user]}
-
-
-def test_a_turn_that_begins_with_plain_text_has_no_boundary():
-    """What is counted could then stand in a user's text."""
-    plain = Template(
-        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}", TOKENIZER
-    )
-    messages = [USER, said("Here."), USER]
-    tokens = np.array(plain.render(messages), np.int32)
-    boundaries = Boundaries(plain)
-    assert boundaries.user(messages, tokens) is None
-    assert boundaries.history(tokens) == len(plain.render(messages, add_generation_prompt=False))

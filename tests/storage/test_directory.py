@@ -68,7 +68,7 @@ def test_a_second_process_is_refused_or_reads_only(root, opened):
     try:
         assert holder.stdout.readline() == "open\n"
         for fingerprint in (FINGERPRINT, {"weights": "another"}):
-            with pytest.raises(Locked, match=rf"in use by another engine \(process {holder.pid}\): stop that one, open it read-only"):
+            with pytest.raises(Locked, match=rf"in use by another engine \(process {holder.pid}\)$"):
                 opened(fingerprint)
         reader = opened(read_only=True)
         assert [reads(reader, i) for i in (1, 2)] == [True, False]
@@ -219,7 +219,7 @@ assert [reads(store, i) for i in range(3)] == [True, False, True]
 store.touch(key(0))
 assert store.drop(key(2)) and not reads(store, 2)
 store.close()
-refused(lambda: Storage.open(root / "store", FINGERPRINT), "it may still be opened read-only: [Errno 30] Read-only file system")
+refused(lambda: Storage.open(root / "store", FINGERPRINT), "cannot be written to: [Errno 30] Read-only file system")
 refused(lambda: Storage.open(root / "elsewhere", FINGERPRINT), "Read-only file system")
 with Storage.open(root / "store", FINGERPRINT, read_only=True) as store:
     assert [reads(store, i) for i in range(3)] == [True, False, True]
@@ -249,7 +249,9 @@ def test_a_directory_without_the_right_to_write(opened, root):
 
 def test_what_is_no_directory_is_refused(root):
     root.write_text("a file")
-    with pytest.raises(StorageError, match="cannot be written to; it may still be opened read-only"):
-        Storage.open(root, FINGERPRINT)
+    for place, more in ((root, ""), (root / "below" / "it", f", {root}")):
+        for read_only in (False, True):
+            with pytest.raises(StorageError, match=f"^{place}: expected a directory, found a file{more}$"):
+                Storage.open(place, FINGERPRINT, read_only)
     with pytest.raises(ValueError, match="expected a directory, or s3"):
         Storage.open("ftp://host/path", FINGERPRINT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from qjax.caches.nvme.chain import Chain
-from qjax.caches.nvme.filed import DISK
 from qjax.caches.nvme.writer import Writer
 from storage import Entry, Storage
 
@@ -84,7 +83,7 @@ class Admission:
             for key in [key for key in storage.entries() if key.startswith(BOOK) and entry and _number(key) < _number(entry.key)]:
                 storage.drop(key)
 
-        writer.put(f"{BOOK}{self._book}", {"lines": lines, "counts": counts}, {"hits": hits}, DISK, done=done)
+        writer.put(f"{BOOK}{self._book}", {"lines": lines, "counts": counts}, {"hits": hits}, done=done)
 
 
 def _number(key: str) -> int:

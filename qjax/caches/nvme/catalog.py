@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class Incomplete(ValueError):
-    """What an entry stands on is not there."""
+    """What an entry stands on is not there. missing: keys."""
+
+    def __init__(self, reason: str, missing: Iterable[str]):
+        super().__init__(reason)
+        self.missing = set(missing)
 
 
 @dataclass(eq=False)
@@ -48,6 +52,8 @@ class Catalog:
         self._coming: dict[str, FiledAnchor] = {}  # on their way to the storage: what they are is still in memory
         self._in_use: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.leaving = 0  # bytes that the index has no more and the storage has still
+        self.unusable: dict[str, ValueError] = {}  # anchors and sessions that were found and cannot be used, by key: why
         for add, prefix in ((self.add_anchor, ANCHOR), (self.add_session, SESSION)):
             for key, entry in storage.entries().items():
                 if key.startswith(prefix):
@@ -59,14 +65,38 @@ class Catalog:
         try:
             add(entry)
         except ValueError as error:  # of what is not there something was said when it went
+            self.unusable[entry.key] = error
             log.log(logging.INFO if isinstance(error, Incomplete) else logging.WARNING, "%s is not used: %s", entry.key, error)
 
     def _remove(self, keys: Iterable[str], reason: str) -> None:
         """Takes files away that the index no longer has; not what has come back, or is about to: it would be lost after it was written."""
-        for key in keys:
+        sizes = {key: entry.nbytes if (entry := self._storage.find(key)) else 0 for key in keys}
+        with self._lock:
+            self.leaving += sum(sizes.values())
+        for key, nbytes in sizes.items():
             self.dropped[reason] += 1
             if not self._storage.read_only:
                 self._storage.drop(key, lambda key=key: reason != "damaged" and self._is_wanted(key))
+            with self._lock:
+                self.leaving -= nbytes
+
+    def found_unusable(self) -> str:
+        """What was found at the start and is of no use, in words; empty where nothing was, or only what has a line of its own, being damaged.
+
+        Not pages with no anchor over them: a process that ends while it writes has written those first.
+        """
+        lacking = sum(isinstance(error, Incomplete) for error in self.unusable.values())
+        counts = {
+            "unfinished": len(self._storage.unfinished),
+            "damaged": len(self._storage.damaged) + len(self.unusable) - lacking,
+            "that lack what they stand on": lacking,
+        }
+        return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) if lacking or self._storage.unfinished else ""
+
+    def lost(self, lines: list[str]) -> bool:
+        """Whether something at one of some lines was found damaged, or lacks what it stood on, and was not written anew."""
+        gone = {*self._storage.damaged, *self.unusable}.union(*(e.missing for e in self.unusable.values() if isinstance(e, Incomplete)))
+        return any(key in gone and not self.has(key) for line in lines for key in (PAGE + line, ANCHOR + line)) if gone else False
 
     def _is_wanted(self, key: str) -> bool:
         """Without the lock, which the storage's must not wait for."""
@@ -85,7 +115,7 @@ class Catalog:
             raise ValueError(f"its page {whole[-1]} is not that of its line {filed.line}")
         pages = {key: self._storage.find(key) for key in filed.pages}
         if missing := [key for key, page in pages.items() if page is None]:
-            raise Incomplete(f"{len(missing)} of the {len(pages)} pages below it are not there")
+            raise Incomplete(f"{len(missing)} of the {len(pages)} pages below it are not there", missing)
         with self._lock:
             if filed.key not in self.anchors:
                 self._bytes[filed.use] += filed.nbytes
@@ -131,7 +161,7 @@ class Catalog:
         session = FiledSession.of(entry, self._grid)
         with self._lock:
             if not any(key in self.anchors for key in session.anchors):
-                raise Incomplete("none of its anchors is there")
+                raise Incomplete("none of its anchors is there", session.anchors)
             self.sessions[session.key] = session
 
     def has(self, key: str) -> bool:
@@ -176,10 +206,10 @@ class Catalog:
                 self._forget_page(key)
         self._remove(alone, "unused")
 
-    def bytes(self, use: str) -> int:
-        """Of a use's anchors and of the pages below them; a page below anchors of both uses is the disk's."""
+    def bytes(self, use: str | None = None) -> int:
+        """Of a use's anchors and of the pages below them, or of all; a page below anchors of both uses is the disk's."""
         with self._lock:
-            return self._bytes[use]
+            return self._bytes.total() if use is None else self._bytes[use]
 
     def _forget(self, filed: FiledAnchor) -> list[str]:
         """Takes an anchor out: the keys of what goes with it."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,24 +14,25 @@ import numpy as np
 from qjax.caches.anchors import Anchor
 from qjax.caches.nvme.admission import Admission
 from qjax.caches.nvme.chain import Chain
-from qjax.caches.nvme.filed import ANCHOR, DISK, SPILL, FiledAnchor
+from qjax.caches.nvme.filed import ANCHOR, DISK, FiledAnchor
+from qjax.caches.nvme.head import NONE, Head, longest
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.rates import Rates
 from qjax.caches.nvme.restore import Damaged, Reader, restore
+from qjax.caches.nvme.room import Room
 from qjax.caches.nvme.spill import read_back, spill
 from qjax.caches.nvme.staging import Staging
-from qjax.caches.nvme.writer import Writer
+from qjax.caches.nvme.writer import Lot, Writer
 from qjax.caches.session import Session
 from qjax.caches.tier import Gone, Hit, Restored, Unusable
 from qjax.config import TOKEN, DiskConfig
 from qjax.interrupts import deferred
 from qjax.pages import PagePool, PoolFull
+from qjax.state import Sequence
 from storage import Storage, StorageError
 
 log = logging.getLogger(__name__)
 
-SWEEP = 3600.0
-"""Seconds from one look for what was not used for days to the next."""
 WAIT = 30.0
 """Seconds that an eviction waits for each page of a session that is written before it goes; the chapter's engine wrote 5 GB in one."""
 PAUSE = 30.0
@@ -49,10 +51,15 @@ class Intake:
 
 @dataclass
 class Waiting:
-    """An anchor whose pages are staged one by one; until then they are held in the pool. pages: keys of those that are."""
+    """An anchor whose pages are staged one by one; until then they are held in the pool. pages: keys of those that are.
+
+    before: the next shorter one of its request, whose pages it shares. lot: None where it was not begun.
+    """
 
     chain: Chain
     anchor: Anchor
+    before: Waiting | None
+    lot: Lot | None = None
     pages: list[str] = field(default_factory=list)
 
 
@@ -67,7 +74,8 @@ class Nvme:
         pool.compile_copies()
         self._admission = Admission(pool.layout.grid, config.admit_after, config.disk_min_tokens)
         self.index, self.rates, self.counts = index(storage, pool.layout.grid, self._admission.counted), Rates(), Counter()
-        self._writer = writer(storage, config.bytes("staging_gb"), self._make_room)
+        self.room = Room(storage, self.index, config)
+        self._writer = writer(storage, config.bytes("staging_gb"), self.room.make)
         self._staging = Staging(pool, self.index, self._writer, level)
         self.reader = reader(storage, self._writer, pool.layout)
         self._backlog: deque[Waiting] = deque()
@@ -78,16 +86,15 @@ class Nvme:
         for key, hits in self._admission.load(storage).items():
             if filed := self.index.anchors.get(key):
                 filed.hits = hits
-        self._swept = time.monotonic()
-        self._epoch = self.index.now() - self._swept  # a clock that is set forward while it runs makes nothing old
         if self._writes and not storage.shared:
-            self.index.drop_unused(config.disk_days)
-            self._trim()
+            if found := self.index.found_unusable():
+                log.warning("%s: found unusable at the start and removed: %s", config.disk_cache, found)
+            self.room.trim()
 
     @property
     def spills(self) -> bool:
-        """Whether whole sessions are written: not to a bucket, which engines share."""
-        return self._config.session_spill and self._writes and not self.storage.shared
+        """Whether whole sessions are written."""
+        return self._writes and self.room.spills
 
     def _chain_of(self, keys: np.ndarray, tenant: str) -> Chain:
         """The chain of a prompt, which is asked for several times in a row."""
@@ -106,23 +113,36 @@ class Nvme:
         filed, reach = found
         return Hit(reach.start, filed.use, self, (filed, self._last), reach.whole, reach.exact)
 
-    def pays(self, hit: Hit, tokens: int) -> bool:
+    def head(self, hit: Hit, there: Callable[[str], Iterable[tuple[np.ndarray, Sequence]]]) -> Head:
+        """What the pool has of a hit already. there: for a tenant, see `longest`. Where a hit is not exact, its rows have bits of their own."""
+        _, chain = hit.entry
+        return longest(there(chain.tenant), chain.keys[: hit.start], chain.grid) if hit.exact else NONE
+
+    def needs(self, hit: Hit, head: Head) -> int:
+        """Pages that are read of a hit, beside a head."""
+        return -(-hit.start // self._pool.layout.grid) - head.pages.size
+
+    def _reads(self, hit: Hit, head: Head) -> int:
+        """Bytes of these pages and of the anchor."""
+        return hit.entry[0].nbytes + self.needs(hit, head) * self._pool.layout.page_bytes
+
+    def pays(self, hit: Hit, tokens: int, head: Head) -> bool:
         """Whether a hit's read costs less than the prefill of the tokens that it saves, as far as both are known."""
-        pages = -(-hit.start // self._pool.layout.grid)
-        return self.rates.pays(hit.entry[0].nbytes + pages * self._pool.layout.page_bytes, tokens)
+        return self.rates.pays(self._reads(hit, head), tokens)
 
     def held(self, hit: Hit) -> contextlib.AbstractContextManager:
         """Inside, what a hit stands on is not evicted."""
         return self.index.holding(hit.entry[0])
 
-    def take(self, hit: Hit) -> Restored:
+    def take(self, hit: Hit, head: Head = NONE) -> Restored:
+        """head: of the prompt, held by somebody."""
         filed, chain = hit.entry
         begin = time.perf_counter()
         try:
             if not filed.summed and not chain.has(filed.pages[: hit.start // chain.grid]):
                 raise Damaged(filed.key, "has the pages of another chain")
             with self.held(hit):
-                restored, _ = restore(self._pool, self.reader, filed, chain.keys, hit.start, hit.whole)
+                restored, _ = restore(self._pool, self.reader, filed, chain.keys, hit.start, hit.whole, head)
         except Damaged as damaged:
             if filed.key not in self.index.anchors:  # since it was found it was evicted, or a page below it found no room in the files
                 self.index.drop(filed, "budget")
@@ -138,18 +158,22 @@ class Nvme:
             self._resumes = time.monotonic() + PAUSE
             raise
         self.index.served(filed)
-        self.counts.update({f"{filed.use}_hits": 1, "read_tokens": hit.start})
-        pages = restored.sequence.pages.size
-        self.rates.read.add(filed.nbytes + pages * self._pool.layout.page_bytes, time.perf_counter() - begin)
+        self.counts.update({f"{filed.use}_hits": 1, "read_tokens": hit.start - head.tokens.size, "shared_tokens": head.tokens.size})
+        self.rates.read.add(self._reads(hit, head), time.perf_counter() - begin)
         return restored
+
+    def served(self, key: str, start: int) -> None:
+        """Told that a prompt started, after so many tokens, on a session that was read back."""
+        self.index.served_session(key, start)
+
+    def lost(self, keys: np.ndarray, tenant: str, start: int) -> bool:
+        """Whether the files had more of a prompt than this, and it was damaged or lacked a part."""
+        return self.index.lost(self._chain_of(keys, tenant).lines()[start // self._pool.layout.grid + 1 :])
 
     def _discard(self, filed: FiledAnchor, key: str) -> None:
         """Drops what stands on an entry that is not what it was."""
         self.counts["damaged"] += 1
-        if key == filed.key:
-            self.index.drop(filed, "damaged")
-        else:
-            self.index.drop_over(key, "damaged")
+        self.index.discard(key)
 
     def failed(self, hit: Hit) -> None:
         """A request that started on a hit broke off with an error: the entry goes, so that the next try is cold."""
@@ -173,7 +197,11 @@ class Nvme:
         chain = self._chain_of(keys, tenant)
         self.index.missed(chain, start)
         lines = self._admission.lines(chain, start, first=first, user=user, branch=branch)
-        return Intake(chain, lines, self._clears)
+        return Intake(chain, {line for line in lines if self._fits(line)}, self._clears)
+
+    def _fits(self, line: int) -> bool:
+        layout = self._pool.layout
+        return self.room.half(f"a head of {line:,} tokens", line // layout.grid * layout.page_bytes + layout.section_bytes)
 
     def capture(self, intake: Intake, anchor: Anchor) -> None:
         """Takes an anchor at one of the lines; not one that is there, is tainted, or for which the staging has no room."""
@@ -189,9 +217,10 @@ class Nvme:
     def offer(self, intake: Intake) -> None:
         """Has the anchors of a request written, and the pages below them, which stay held until they were staged."""
         anchors, intake.anchors = intake.anchors, []
-        for anchor in anchors if intake.clears == self._clears else ():  # what was taken before a clear does not come back
+        one = None
+        for anchor in anchors if self._writes and intake.clears == self._clears else ():  # what was taken before a clear does not come back
             self._pool.hold(anchor.sequence.pages)
-            self._backlog.append(Waiting(intake.chain, anchor))
+            self._backlog.append(one := Waiting(intake.chain, anchor, one))
 
     @deferred()
     def pump(self) -> None:
@@ -199,28 +228,52 @@ class Nvme:
         while self._backlog:
             one = self._backlog[0]
             sequence, length = one.anchor.sequence, one.anchor.length
+            if not self._goes_on(one):
+                self._give_up(self._backlog.popleft())
+                continue
             for number in range(len(one.pages), sequence.pages.size):
-                key = self._staging.page(one.chain, sequence.tokens, length, number, int(sequence.pages[number]), DISK)
+                key = self._staging.page(one.chain, sequence.tokens, length, number, int(sequence.pages[number]), DISK, lot=one.lot)
                 if key is None:
                     return
                 one.pages.append(key)
-            key = self._staging.anchor(one.chain, one.anchor, one.pages, DISK)
+            key = self._staging.anchor(one.chain, one.anchor, one.pages, DISK, lot=one.lot)
             if key is None:
                 return
             self._staging.let_go([key, *one.pages])
             self._pool.release(sequence.pages)
             self._backlog.popleft()
 
+    def _goes_on(self, one: Waiting) -> bool:
+        """Whether an anchor is on its way; it is not begun where it has no room with all pages below it that are not there."""
+        if one.lot is None:
+            one.lot = self._staging.lot(self.room, f"a head of {one.anchor.length:,} tokens", one.chain, one.anchor.length, [one.anchor], DISK)
+            if one.lot is None:
+                return False
+            one.lot.on = one.before and one.before.lot
+        return not one.lot.lost
+
+    def _give_up(self, one: Waiting) -> None:
+        if one.lot is not None:
+            one.lot.failed = True
+        self._staging.let_go(one.pages)
+        self._pool.release(one.anchor.sequence.pages)
+        self.counts["dropped_no_room"] += 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits to be staged."""
+        return bool(self._backlog)
+
     @deferred()
     def give_up(self) -> bool:
         """Gives up what waits to be staged, because the pool needs its pages; whether there was anything."""
         self.pump()
+        return self._forget_backlog()
+
+    def _forget_backlog(self) -> bool:
         there = bool(self._backlog)
-        for one in self._backlog:
-            self._staging.let_go(one.pages)
-            self._pool.release(one.anchor.sequence.pages)
-        self.counts["dropped_no_room"] += len(self._backlog)
-        self._backlog.clear()
+        while self._backlog:
+            self._give_up(self._backlog.popleft())
         return there
 
     def forwarded(self, tokens: int, seconds: float) -> None:
@@ -237,7 +290,7 @@ class Nvme:
         """Has a session written; whether all of it was staged. seconds: to wait for room."""
         if not self.spills or not session.anchors:
             return False
-        written = spill(self._staging, self._pool.layout.grid, session, seconds)
+        written = spill(self._staging, self.room, self._pool.layout.grid, session, seconds)
         self.counts["spilled" if written else "dropped_no_room"] += 1
         return written
 
@@ -254,36 +307,11 @@ class Nvme:
 
     # -- what goes
 
-    def _make_room(self, nbytes: int, use: str) -> bool:
-        """Makes room for an entry within its use's budget and beside the free space that is left to others. For a writing thread."""
-        if self.storage.shared:
-            return True
-        if (passed := time.monotonic()) > self._swept + SWEEP:
-            self._swept = passed
-            self.index.drop_unused(self._config.disk_days, self._epoch + passed)
-        budget = self._config.bytes("spill_gb" if use == SPILL else "disk_gb")
-        if nbytes > budget or not self._leaves_free(nbytes - self.index.bytes(use)):
-            return False  # and nothing goes for it in vain
-        room = self.index.evict(use, budget - nbytes, lambda: self._leaves_free(nbytes))
-        if use == DISK:  # pages below anchors of both may be the spill's now
-            self.index.evict(SPILL, self._config.bytes("spill_gb"))
-        return room
-
-    def _leaves_free(self, nbytes: int) -> bool:
-        free = self.storage.free()
-        return free is None or free - nbytes >= self._config.bytes("disk_free_gb")
-
-    def _trim(self) -> None:
-        """Brings what an earlier engine left within this one's budgets."""
-        for use, name in ((DISK, "disk_gb"), (SPILL, "spill_gb")):
-            self.index.evict(use, self._config.bytes(name))
-        if not self._leaves_free(0):
-            free, left = self.storage.free() / 2**30, self._config.disk_free_gb
-            log.warning("nothing more is written: %.1f GiB are free, and %g are left to others (--disk-free-gb)", free, left)
-
     def stats(self) -> dict:
         """Counters, bytes, rates; and what the storage says of itself."""
-        counts = {name: self.counts[name] for name in ("disk_hits", "spill_hits", "read_tokens", "damaged", "dropped_no_room", "spilled")}
+        counts = {
+            name: self.counts[name] for name in ("disk_hits", "spill_hits", "read_tokens", "shared_tokens", "damaged", "dropped_no_room", "spilled")
+        }
         stored = {f"storage_{name}": value for name, value in self.storage.stats().items()}
         return counts | self.index.stats() | self._writer.stats() | self.rates.stats() | {"waiting": len(self._backlog)} | stored
 
@@ -310,8 +338,11 @@ class Nvme:
         self._writes = False
         self._close()
 
+    @deferred()
     def abandon(self) -> None:
-        """Closes the storage without what waits; what is being written is written."""
+        """Closes the storage without what waits, after what is being written."""
+        self._writes = False
+        self._forget_backlog()
         self._writer.abandon()
         self._close()
 

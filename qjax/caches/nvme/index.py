@@ -8,7 +8,7 @@ import numpy as np
 
 from qjax.caches.nvme.catalog import Catalog
 from qjax.caches.nvme.chain import Chain
-from qjax.caches.nvme.filed import DISK, PAGE, SPILL, FiledAnchor, FiledSession
+from qjax.caches.nvme.filed import DISK, PAGE, FiledAnchor, FiledSession
 from qjax.caches.nvme.values import Values
 from storage import Entry, Storage
 
@@ -48,6 +48,14 @@ class Index(Catalog):
         for key in (filed.key, *(s.key for s in sessions)):
             self._storage.touch(key)
 
+    def served_session(self, key: str, start: int) -> None:
+        """Notes that a prompt started in memory on a session that was read back, after so many tokens."""
+        with self._lock:
+            session = self.sessions.get(key)
+            anchors = sorted((self.anchors[one] for one in session.anchors if one in self.anchors), key=lambda a: a.length) if session else []
+        if anchors:
+            self.served(next((a for a in anchors if a.length >= start), anchors[-1]))
+
     def value(self, filed: FiledAnchor, now: float) -> float:
         """Tokens a second that it will save for each byte that it holds, see Values."""
         saves, holds = self.worth(filed)
@@ -72,14 +80,13 @@ class Index(Catalog):
             own = filed.nbytes + sum(self._pages[page].nbytes for page in filed.pages if len(self._pages[page].over) == 1)
         return filed.length - below, max(1, own)
 
-    def evict(self, use: str, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
-        """Drops what is worth least until a use holds at most so many bytes and it is `enough`; whether that came true.
+    def evict(self, use: str | None, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
+        """Drops what is worth least until a use, None for both, holds at most so many bytes and it is `enough`; whether that came true.
 
-        Of the spill whole sessions, by their last use. What is held stays; where that alone is too much, nothing goes.
+        Of the spill whole sessions, by their last use; of both what was not used for longer, the session or the anchor that is worth least.
+        What is held stays; where that alone is too much, nothing goes.
         """
-        with self._lock:
-            there = [one for key in self._in_use if (one := self._pages.get(key) or self.anchors.get(key))]
-        if sum(one.nbytes for one in there if one.use == use) > limit:
+        if self.held_bytes(use) > limit:
             return False
         while self.bytes(use) > limit or not enough():
             with self._lock:
@@ -89,19 +96,27 @@ class Index(Catalog):
             self._remove(doomed, "budget")
         return True
 
-    def _least(self, use: str, held: set[str]) -> list[str]:
+    def held_bytes(self, use: str | None = None) -> int:
+        """Of what is held and of the pages below it, of a use or of both."""
+        with self._lock:
+            keys = set(self._in_use).union(*(self.anchors[key].pages for key in self._in_use if key in self.anchors))
+            there = [one for key in keys if (one := self._pages.get(key) or self.anchors.get(key))]
+        return sum(one.nbytes for one in there if use in (None, one.use))
+
+    def _least(self, use: str | None, held: set[str]) -> list[str]:
         """Takes what is worth least out of the index: its keys."""
-        sessions = [s for s in self.sessions.values() if held.isdisjoint(s.anchors)] if use == SPILL else []
-        if sessions:
-            return self._forget_session(min(sessions, key=lambda s: s.used))
-        anchors = [a for a in self.anchors.values() if a.use == use and a.key not in held]
-        if not anchors:
+        now, sessions = self.now(), [s for s in self.sessions.values() if use != DISK and held.isdisjoint(s.anchors)]
+        stay = held.union(*(s.anchors for s in sessions))
+        anchors = [a for a in self.anchors.values() if use in (None, a.use) and a.key not in stay]
+        least = [min(anchors, key=lambda a: self.value(a, now))] if anchors else []
+        one = min((*sessions, *least), key=lambda one: one.used, default=None)
+        if one is None:
             return []
-        now = self.now()
-        least = min(anchors, key=lambda a: self.value(a, now))
-        if use == DISK:
-            self._values.given_up(least)
-        return self._forget(least)
+        if isinstance(one, FiledSession):
+            return self._forget_session(one)
+        if one.use == DISK:
+            self._values.given_up(one)
+        return self._forget(one)
 
     def drop_unused(self, days: float, now: float | None = None) -> None:
         """Drops what was not used for so many days. now: Unix seconds, the clock's where not given."""
@@ -146,8 +161,25 @@ class Index(Catalog):
                 return
             new.used = self.now()
             olds = [s for s in self.sessions.values() if s is not new and s.tenant == new.tenant and s.is_begun_by(keys, new.pages, self._grid)]
+            had = {self.anchors[one] for old in olds for one in old.anchors if one in self.anchors}
             doomed = [key for old in olds for key in self._forget_session(old)]
+            last = max((self.anchors[one] for one in new.anchors if one in self.anchors), key=lambda a: a.length)
+            last.hits += sum(one.hits for one in had if one.key not in self.anchors)  # it is the same conversation
         self._remove(doomed, "superseded")
+
+    def discard(self, key: str) -> None:
+        """Drops what is damaged, with all that stands on it; and so whatever else the storage has found damaged meanwhile: pages are read two
+        at a time, and of those the first alone is told. What stood in the index would count as written.
+        """
+        for lost in [key, *(one for one in self._storage.damaged if self.has(one) and self._storage.find(one) is None)]:
+            with self._lock:
+                filed, session = self.anchors.get(lost), self.sessions.get(lost)
+            if filed is not None:
+                self.drop(filed, "damaged")
+            elif session is not None:
+                self.drop_session(session, "damaged")
+            else:
+                self.drop_over(lost, "damaged")
 
     def drop_all(self) -> None:
         """Removes all anchors and sessions."""

@@ -29,13 +29,17 @@ def open_storage(config: DiskConfig, identity: Mapping[str, str], golden: str) -
     except StorageError as error:
         if "://" in config.disk_cache:
             raise
-        log.warning("%s: its entries are read, and nothing is written", error)
-        return _opened(config, identity, golden, read_only=True)
+        try:
+            return _opened(config, identity, golden, read_only=True, why=error)
+        except StorageError:
+            raise error from None
 
 
-def _opened(config: DiskConfig, identity: Mapping[str, str], golden: str, read_only: bool = False) -> Storage:
+def _opened(config: DiskConfig, identity: Mapping[str, str], golden: str, read_only: bool = False, why: StorageError | None = None) -> Storage:
     options = bucket_options(config)
     storage = Storage.open(config.disk_cache, identity, read_only=read_only, options=options)
+    if why is not None:
+        log.warning("%s: its entries are read, and nothing is written", why)
     try:
         return _checked(storage, golden, config, identity, options)
     except BaseException:
@@ -49,8 +53,12 @@ def _checked(storage: Storage, golden: str, config: DiskConfig, identity: Mappin
     was = None if found is None else found.fields.get("bits")
     if was == golden:
         return storage
-    if found is not None or storage.entries():
+    if found is not None:
         log.warning("%s was written by an engine of other bits (golden digest %s, here %s)", config.disk_cache, was, golden)
+    elif storage.entries():
+        what = "damaged" if GOLDEN in storage.damaged else "missing"
+        log.warning("%s: the golden entry is %s, so that nothing tells whether its bits are the ones computed here", config.disk_cache, what)
+    if found is not None or storage.entries():
         if storage.read_only or storage.shared:
             storage.close()
             return Storage.open(config.disk_cache, {**identity, "golden": golden}, read_only=storage.read_only, options=options)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from qjax.caches.nvme.filed import ANCHOR, IDS, LOGITS, OPEN, SECTIONS, TOKENS, FiledAnchor, anchor_sum
+from qjax.caches.nvme.head import NONE, Head
 from qjax.caches.nvme.writer import Writer
 from qjax.caches.tier import Gone, Restored, Unusable
 from qjax.pages import PagePool, PoolFull
@@ -82,22 +83,26 @@ def placed(specs: tuple[Section, ...], arrays: Mapping[str, np.ndarray], prefix:
 
 
 def restore(
-    pool: PagePool, reader: Reader, filed: FiledAnchor, keys: np.ndarray | None, start: int, logits: bool = False
+    pool: PagePool, reader: Reader, filed: FiledAnchor, keys: np.ndarray | None, start: int, logits: bool = False, head: Head = NONE
 ) -> tuple[Restored, np.ndarray]:
     """The sequence of the first `start` tokens, which the anchor serves, its pages held for the caller; and its key ids.
 
-    keys: int64, the prompt's, None to believe the files. Raises Unusable, Damaged or PoolFull, and holds nothing then.
+    keys: int64, the prompt's, None to believe the files. head: of the prompt, held by somebody; its pages are not read. Raises Unusable,
+    Damaged or PoolFull, and holds nothing then.
     """
     grid = pool.layout.grid
     names = filed.pages[: -(-start // grid)]
-    if pool.free < len(names):
-        raise PoolFull(f"expected {len(names)} free pages, found {pool.free}")
-    pages, ids, tokens = [], [], []
+    shared = head.pages.size
+    if pool.free < len(names) - shared:
+        raise PoolFull(f"expected {len(names) - shared} free pages, found {pool.free}")
+    pages, ids, tokens = [], [keys[: shared * grid]] if shared else [], [head.tokens]
     with ThreadPoolExecutor(AHEAD, "qjax-reader") as threads:
-        coming = deque(threads.submit(reader.page, name, number) for number, name in enumerate(names[:AHEAD]))
+        coming = deque(threads.submit(reader.page, names[number], number) for number in range(shared, min(shared + AHEAD, len(names))))
         try:
+            pool.hold(head.pages)
+            pages += head.pages.tolist()
             arrays = reader.anchor(filed, logits)
-            for number, name in enumerate(names):
+            for number, name in enumerate(names[shared:], shared):
                 rows, first = coming.popleft().result(), number * grid
                 n = min(grid, start - first)
                 if keys is not None and not np.array_equal(rows[IDS][:n], keys[first : first + n]):

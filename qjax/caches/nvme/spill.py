@@ -12,7 +12,9 @@ from qjax.caches.nvme.chain import Chain
 from qjax.caches.nvme.filed import LOGITS, OPEN, SECTIONS, SPILL, FiledAnchor, FiledSession
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.restore import Damaged, Reader, placed, restore
+from qjax.caches.nvme.room import Room
 from qjax.caches.nvme.staging import Staging
+from qjax.caches.nvme.writer import Lot
 from qjax.caches.session import Session
 from qjax.caches.tier import Unusable
 from qjax.pages import PagePool, PoolFull
@@ -31,32 +33,41 @@ def chosen(anchors: list[Anchor]) -> list[Anchor]:
     return [a for a in anchors if id(a) in keep]
 
 
-def spill(staging: Staging, grid: int, session: Session, seconds: float) -> bool:
-    """Stages a session: pages that are not there yet, anchors over them, the record; whether there was room, after so many seconds for each."""
-    held: list[str] = []
+def spill(staging: Staging, room: Room, grid: int, session: Session, seconds: float) -> bool:
+    """Stages a session: pages that are not there yet, anchors over them, the record; whether there was room, after so many seconds for each.
+
+    One that has no room as a whole is not begun.
+    """
+    length = session.anchors[-1].length  # past the last anchor no rows are of use
+    chain = Chain(session.keys[:length], session.tenant, grid)
+    lot = staging.lot(room, f"a conversation of {length:,} tokens", chain, length, chosen(session.anchors), SPILL)
+    if lot is None:
+        return False
+    held, done = [], False
     try:
-        return _spill(staging, grid, session, seconds, held)
+        done = _spill(staging, chain, session, seconds, held, lot)
     finally:
+        lot.failed |= not done
         staging.let_go(held)
+    return done
 
 
-def _spill(staging: Staging, grid: int, session: Session, seconds: float, held: list[str]) -> bool:
+def _spill(staging: Staging, chain: Chain, session: Session, seconds: float, held: list[str], lot: Lot) -> bool:
     """held: filled with the keys of what was staged."""
-    length, tokens = session.anchors[-1].length, session.anchors[-1].sequence.tokens  # past the last anchor no rows are of use
-    chain, pages, anchors = Chain(session.keys[:length], session.tenant, grid), [], []
+    length, grid, tokens, pages, anchors = chain.keys.size, chain.grid, session.anchors[-1].sequence.tokens, [], []
     for number, page in enumerate(session.pages[: -(-length // grid)]):
-        key = staging.page(chain, tokens, length, number, page, SPILL, seconds)
+        key = staging.page(chain, tokens, length, number, page, SPILL, seconds, lot)
         if key is None:
             return False
         held.append(key)
         pages.append(key)
     for anchor in chosen(session.anchors):
-        key = staging.anchor(chain, anchor, pages[: -(-anchor.length // grid)], SPILL, seconds)
+        key = staging.anchor(chain, anchor, pages[: -(-anchor.length // grid)], SPILL, seconds, lot)
         if key is None:
             return False
         held.append(key)
         anchors.append(key)
-    staging.session(chain, session, pages, anchors, SPILL)
+    staging.session(chain, session, pages, anchors, lot)
     return True
 
 
@@ -74,11 +85,7 @@ def read_back(pool: PagePool, reader: Reader, index: Index, counts: Counter) -> 
     except Damaged as damaged:
         counts["damaged"] += 1
         log.log(logging.INFO if damaged.told else logging.WARNING, "the last session is not read back: %s", damaged)
-        if damaged.key == filed.key:
-            index.drop_session(filed, "damaged")
-        for anchor in anchors:
-            if damaged.key in (anchor.key, *anchor.pages):
-                index.drop(anchor, "damaged")
+        index.discard(damaged.key)
     except Unusable as unusable:
         log.warning("the last session is not read back: %s", unusable)
     return None

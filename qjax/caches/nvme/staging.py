@@ -8,7 +8,8 @@ from qjax.caches.anchors import Anchor
 from qjax.caches.nvme.chain import Chain
 from qjax.caches.nvme.filed import ANCHOR, DISK, IDS, LOGITS, OPEN, PAGE, SECTIONS, SESSION, TOKENS, FiledAnchor, anchor_sum, content_sum
 from qjax.caches.nvme.index import Index
-from qjax.caches.nvme.writer import Writer
+from qjax.caches.nvme.room import Room
+from qjax.caches.nvme.writer import Lot, Writer
 from qjax.caches.session import Session
 from qjax.config import TOKEN
 from qjax.pages import PagePool
@@ -30,7 +31,32 @@ class Staging:
         """Whether an entry is there, or on its way."""
         return self._index.has(key) or self._writer.pending(key) is not None
 
-    def page(self, chain: Chain, tokens: np.ndarray, length: int, number: int, page: int, use: str, seconds: float = 0.0) -> str | None:
+    def lot(self, room: Room, what: str, chain: Chain, length: int, anchors: list[Anchor], use: str) -> Lot | None:
+        """A lot of a sequence of `length` tokens and anchors over it; None where what is not there of them has no room.
+
+        By content nobody knows what is there before it is copied: nothing counts as that.
+        """
+        layout, missing = self._pool.layout, not self.by_content(use)
+        page, pages = self._page_bytes, range(-(-length // layout.grid))
+        there = sum(missing and self.has(chain.page(number * layout.grid, length)) for number in pages)
+        new = len(pages) - there
+        nbytes, files, has = new * page, new * (len(layout.views) + 3), there * page
+        for anchor in anchors:
+            arrays = _arrays(anchor)
+            size = sum(a.nbytes for a in arrays.values())
+            if missing and self.has(ANCHOR + chain.at(anchor.length)):
+                has += size
+            else:
+                nbytes, files = nbytes + size, files + len(arrays) + 1
+        return Lot(what, nbytes) if room.fits(what, nbytes, files, has, self._writer.granted) else None
+
+    @property
+    def _page_bytes(self) -> int:
+        return self._pool.layout.page_bytes + 12 * self._pool.layout.grid
+
+    def page(
+        self, chain: Chain, tokens: np.ndarray, length: int, number: int, page: int, use: str, seconds: float = 0.0, lot: Lot | None = None
+    ) -> str | None:
         """Stages a page of a sequence of `length` tokens, unless it is there; its key, or None where there is no room after so long.
 
         The index holds it from then on, until it is let go.
@@ -42,7 +68,7 @@ class Staging:
         key = None if self.by_content(use) else chain.page(first, length)
         if key is not None and self._holds(key):
             return key
-        if not self._writer.has_room(self._pool.layout.page_bytes + 12 * grid, seconds):
+        if not self._writer.has_room(self._page_bytes, seconds):
             return None
         n = min(grid, length - first)
         rows = self._pool.read_page(page, n) | {
@@ -50,6 +76,8 @@ class Staging:
             TOKENS: _padded(tokens[first : first + n], np.int32, grid),
         }
         if key is None and self._holds(key := f"{PAGE}{content_sum(rows)}"):
+            if lot is not None:
+                lot.left -= self._page_bytes
             return key
 
         def done(entry: Entry | None) -> None:
@@ -59,7 +87,7 @@ class Staging:
                 self._index.drop_over(key, "budget")  # nothing can stand on it
 
         self._index.hold([key])
-        self._writer.put(key, rows, {"rows": n}, use, done=done)
+        self._writer.put(key, rows, {"rows": n}, done=done, lot=lot)
         return key
 
     def _holds(self, key: str) -> bool:
@@ -74,17 +102,12 @@ class Staging:
         """Pages and anchors that were staged: something stands on them now, or nothing will."""
         self._index.let_go(keys)
 
-    def anchor(self, chain: Chain, anchor: Anchor, pages: list[str], use: str, seconds: float = 0.0) -> str | None:
+    def anchor(self, chain: Chain, anchor: Anchor, pages: list[str], use: str, seconds: float = 0.0, lot: Lot | None = None) -> str | None:
         """Stages an anchor over pages that were staged, unless it is there; its key, or None where there is no room after so long.
 
         The index holds it from then on, until it is let go.
         """
-        sequence, length = anchor.sequence, anchor.length
-        arrays = {SECTIONS + name: a for name, a in sequence.sections.items()}
-        if length > anchor.line:
-            arrays |= {OPEN + name: a for name, a in sequence.open.items()}
-        if anchor.logits is not None:
-            arrays[LOGITS] = anchor.logits
+        length, arrays = anchor.length, _arrays(anchor)
         line, rest = chain.line(length // self._pool.layout.grid), length % self._pool.layout.grid
         key = ANCHOR + (anchor_sum(arrays, line, pages, length, anchor.tainted) if self.by_content(use) else chain.at(length))
         if anchor.logits is not None and self._lacks_logits(key):  # it was taken inside a longer prompt
@@ -109,7 +132,7 @@ class Staging:
             finally:
                 self._index.let_go(held)
 
-        self._writer.put(key, arrays, fields, use, pages, done)
+        self._writer.put(key, arrays, fields, pages, done, lot)
         return key
 
     def _lacks_logits(self, key: str) -> bool:
@@ -117,7 +140,7 @@ class Staging:
         filed, pending = self._index.anchors.get(key), self._writer.pending(key)
         return (filed is not None and not filed.logits) or (pending is not None and LOGITS not in pending)
 
-    def session(self, chain: Chain, session: Session, pages: list[str], anchors: list[str], use: str) -> None:
+    def session(self, chain: Chain, session: Session, pages: list[str], anchors: list[str], lot: Lot | None = None) -> None:
         """Stages the record of a session over anchors that were staged. chain: of its tokens up to the last of them."""
         length, resident, grid = chain.keys.size, session.role == "resident", self._pool.layout.grid
         history = min(session.history, length)
@@ -135,7 +158,15 @@ class Staging:
             finally:
                 self._index.let_go(held)
 
-        self._writer.put(key, {}, fields, use, anchors, done)
+        self._writer.put(key, {}, fields, anchors, done, lot)
+
+
+def _arrays(anchor: Anchor) -> dict:
+    """What is stored of an anchor."""
+    arrays = {SECTIONS + name: a for name, a in anchor.sequence.sections.items()}
+    if anchor.length > anchor.line:
+        arrays |= {OPEN + name: a for name, a in anchor.sequence.open.items()}
+    return arrays if anchor.logits is None else arrays | {LOGITS: anchor.logits}
 
 
 def _padded(values: np.ndarray, dtype, size: int) -> np.ndarray:

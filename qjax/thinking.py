@@ -21,6 +21,11 @@ class Thinking:
     def __init__(self, opened: bool):
         self._part, self._held, self._gap = "reasoning" if opened else "start", "", 0
 
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next is reasoning, unless it closes that."""
+        return self._part == "reasoning"
+
     def feed(self, text: str) -> Piece:
         self._held += text
         if self._part == "start":

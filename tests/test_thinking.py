@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.serving.thinking import Thinking
+from qjax.thinking import Thinking
 
 
 @pytest.mark.parametrize(
