@@ -50,6 +50,7 @@ class Why(Reason):
     BELOW_GRID = "below_grid", "the prompt is shorter than a grid line, and nothing shorter was kept"
     EVICTED = "evicted", "it was kept, and made room for something else"
     CLEARED = "cleared", "it was kept until the caches were emptied"
+    NO_ROOM = "no_room", "it is kept, and the pool had no room for it beside what ran"
     DAMAGED = "damaged", "it was kept, and is damaged or could not be taken"
     NONE = "none", "only new tokens were read"
 

@@ -15,7 +15,7 @@ from qjax.caches.response import Response, ResponseCache
 from qjax.caches.running import Running
 from qjax.caches.session import Session
 from qjax.caches.store import StateStore, snapshot_bytes
-from qjax.caches.tier import Hit, Restored, Tier, Unusable
+from qjax.caches.tier import Hit, NoRoom, Restored, Tier
 from qjax.config import GRID, TOKEN, CacheConfig
 from qjax.ledger import Ledger
 from qjax.pages import PagePool
@@ -150,9 +150,9 @@ class Caches:
         return restored
 
     def _make_way(self, pages: int) -> None:
-        """Makes room for what needs pages of its own. Raises Unusable, and gives nothing up, where there are too few."""
+        """Makes room for what needs pages of its own. Raises NoRoom, and gives nothing up, where there are too few."""
         if (most := self.pool.free + self.resident.freeable) < pages:
-            raise Unusable(f"expected {pages} pages that nobody else holds, found {most}")
+            raise NoRoom(f"expected {pages} pages that nobody else holds, found {most}")
         self.make_room(lambda: self.pool.free >= pages)
 
     def _head(self, hit: Hit) -> Head:
@@ -192,9 +192,9 @@ class Caches:
         if self.nvme is None or self.nvme.closed:
             return
         try:
+            self.nvme.drain()  # heads first: a conversation holds what it stands on until it is written, which may have to make way for them
             for session in sorted(self.resident.sessions, key=lambda s: (s.role == "resident", s.used)):
                 if session.role in ("resident", "parked") and session.length >= self.pool.layout.grid:
-                    self.nvme.drain()  # what is on its way holds what it stands on, which may have to make way for this
                     self.nvme.spill(session, STOP)
             self.nvme.close()
         except BaseException:

@@ -11,7 +11,7 @@ import numpy as np
 from qjax.caches.anchors import Anchor
 from qjax.caches.running import Slot
 from qjax.caches.session import Session
-from qjax.caches.tier import Gone, Hit, Restored, Tier, Unusable
+from qjax.caches.tier import Gone, Hit, NoRoom, Restored, Tier, Unusable
 from qjax.config import GRID, TOKEN
 from qjax.ledger import Record, Why
 from qjax.pages import PoolFull
@@ -62,16 +62,16 @@ class Request:
             self._give_up()
             raise
 
-    def _take(self) -> tuple[Hit | None, list[str]]:
-        """Takes the best hit that can be taken: it, and why others could not be."""
+    def _take(self) -> tuple[Hit | None, list[tuple[str, Unusable]]]:
+        """Takes the best hit that can be taken: it, and why others, by their tiers' names, could not be."""
         passed: list[Tier] = []
-        failed: list[str] = []
+        failed: list[tuple[str, Unusable]] = []
         while hits := [hit for hit in self.caches.find(self.keys, self.tenant) if hit.tier not in passed]:
             try:
                 self.restored = self._restore(hits[0])
                 return hits[0], failed
             except Unusable as e:
-                failed.append(f"{hits[0].tier.name}: {e}")
+                failed.append((hits[0].tier.name, e))
                 if not isinstance(e, Gone):
                     passed.append(hits[0].tier)
         return None, failed
@@ -88,7 +88,13 @@ class Request:
         raise Gone("it has other tokens than the prompt")
 
     def _prepare(
-        self, taken: Hit | None, failed: list[str], nearest: Session | None, lines: dict[str, int | None], begin: float, owner: str | None
+        self,
+        taken: Hit | None,
+        failed: list[tuple[str, Unusable]],
+        nearest: Session | None,
+        lines: dict[str, int | None],
+        begin: float,
+        owner: str | None,
     ) -> None:
         """Makes way for what will be run, from the hit that was taken. lines: those that the caller named."""
         caches, tokens, keys, tenant = self.caches, self._tokens, self.keys, self.tenant
@@ -115,17 +121,19 @@ class Request:
             exact=self.exact,
             agrees=max(self._agrees, self.start),
             read_again=max(0, self._agrees - self.start),
-            why=self._why(nearest, bool(failed)),
-            failed=failed,
+            why=self._why(nearest, [e for _, e in failed]),
+            failed=[f"{name}: {e}" for name, e in failed],
             lookup_seconds=time.perf_counter() - begin,
         )
         if nearest is not None and self._agrees < min(keys.size, nearest.length):
             self.record.differs_at = self._agrees
             self.record.kept_text, self.record.found_text = (self._text(ids) for ids in (nearest.keys, keys))
 
-    def _why(self, nearest, failed: bool) -> Why:
+    def _why(self, nearest, failed: list[Unusable]) -> Why:
         """Why tokens that had been read before are read again."""
         resident = self.caches.resident
+        if failed and all(isinstance(e, NoRoom) for e in failed):
+            return Why.NO_ROOM
         if failed or (self.caches.nvme and self.caches.nvme.lost(self.keys, self.tenant, self.start)):
             return Why.DAMAGED
         if gone := resident.missed(self.keys, self.tenant, max(self.start, self._agrees)):

@@ -16,7 +16,7 @@ import numpy as np
 
 from qjax.caches.keys import common
 from qjax.caches.reach import Reach, reach
-from qjax.caches.tier import Hit, Restored, Unusable
+from qjax.caches.tier import Hit, NoRoom, Restored
 from qjax.config import TOKEN
 from qjax.pages import PagePool, PoolFull
 from qjax.state import BLOCK, Layout, Sequence
@@ -127,7 +127,7 @@ class StateStore:
         try:
             pages = self._pool.copy_in(entry.rows, start)
         except PoolFull as full:
-            raise Unusable(str(full)) from full
+            raise NoRoom(str(full)) from full
         if entry in self._entries:  # a snapshot is whole as long as the hit has it, also where room for its pages cost its place here
             self._entries[entry] = self._entries.pop(entry)
         self._passed.discard(entry)

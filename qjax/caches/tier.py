@@ -18,6 +18,10 @@ class Gone(Unusable):
     """It cannot be taken, and the tier has dropped it: what the tier finds now may be taken."""
 
 
+class NoRoom(Unusable):
+    """The pool has no pages for it, beside what runs; it stays where it is."""
+
+
 @dataclass(frozen=True)
 class Hit:
     """What a tier offers for some key ids.

@@ -55,6 +55,8 @@ def start(spec: str, config: EngineConfig, console: Console, caches: CacheConfig
             raise
         kept = "".join(f", {part}" for part in (config.compile_cache and f"kept in {_short(config.compile_cache)}", faults()) if part)
         say(console, f"{len(engine.programs.compiled)} programs in {engine.compile_seconds:.1f} s{kept}", "dim")
+    if engine.limit < (wanted := config.context_tokens or model.config.context):
+        say(console, f"the longest sequence is {engine.limit:,} tokens, not {wanted:,}: the page pool holds no more (--kv-gb)", "dim")
     if found := on_nvme(engine):
         say(console, found, "dim")
     return engine

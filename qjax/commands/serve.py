@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger(name).setLevel(logging.INFO)
     notes = Console(stderr=True, highlight=False)
     with listening(serve.host, serve.port) as listener:
-        service = Service(lambda: console.start(args.model, config, notes, caches, disk), serve, limits, lambda: server.ended())
+        service = Service(lambda: console.start(args.model, config, notes, caches, disk), serve, limits, lambda: server.ended(), disk)
         server = Server(service, listener)
         try:
             server.run()

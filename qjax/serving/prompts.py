@@ -78,6 +78,11 @@ class Prompts:
         """Records an answer to a prompt that asked for it. None where nothing was generated."""
         return self._aligner.keep(prompt.aligned, answer, prompt.user)
 
+    @property
+    def records(self) -> Records | None:
+        """The answers; None for a model without a template, which has no conversations."""
+        return self._records if self._template is not None else None
+
     def clear(self) -> None:
         """Forgets what was generated and what was encoded."""
         if self._template is not None:

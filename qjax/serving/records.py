@@ -234,6 +234,11 @@ class Records:
                 self._drop(max(self._held, key=self._held.__getitem__))
             return record
 
+    def all(self) -> list[Record]:
+        """Every record, of each tenant the least recently used first."""
+        with self._lock:
+            return [record for used in self._used.values() for record in used]
+
     def after(self, key: bytes) -> list[Record]:
         """The newest records whose answers end the messages of a key, newest first."""
         return self._newest((True, key))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
+import threading
 from types import FrameType
 
 import uvicorn
@@ -31,7 +33,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Ends on the first SIGTERM or Ctrl-C as planned, on the second at once. Requests that come meanwhile get 503."""
+    """Ends on the first SIGTERM, hang-up or Ctrl-C as planned, on the second at once. Requests that come meanwhile get 503."""
 
     def __init__(self, service: Service, listener: socket.socket):
         super().__init__(
@@ -55,7 +57,13 @@ class Server(uvicorn.Server):
 
     def run(self) -> None:
         """Serves until it is stopped."""
-        super().run([self._listener])
+        in_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGHUP, self.handle_exit) if in_main else None  # a closed terminal; uvicorn takes the other two
+        try:
+            super().run([self._listener])
+        finally:
+            if in_main:
+                signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets=None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
+import xxhash
 from starlette.requests import Request
 
-from qjax.config import ServeConfig
+from qjax.config import DiskConfig, ServeConfig
 from qjax.engine import Engine
+from qjax.serving.archive import Archive
 from qjax.serving.errors import ModelNotFound
 from qjax.serving.keys import Caller, Keys, is_loopback
 from qjax.serving.limits import Limits, read
@@ -23,28 +27,54 @@ from qjax.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
+ORIGIN = re.compile(r"https?://[^/\s@]+")
+
 
 class Service:
     """An engine behind HTTP. prompts: once it is loaded."""
 
-    def __init__(self, load: Callable[[], Engine], config: ServeConfig, limits: Limits, when_ended: Callable[[], None] = lambda: None):
-        """Starts loading. when_ended: called where the engine's thread ends. ValueError for keys that are none, for an address that
-        others reach where there is no key, and for a rule that is no regular expression.
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        config: ServeConfig,
+        limits: Limits,
+        when_ended: Callable[[], None] = lambda: None,
+        disk: DiskConfig | None = None,
+    ):
+        """Starts loading. disk: the engine's; where it writes conversations, the answers are written beside them at the end. when_ended: called
+        where the engine's thread ends. ValueError for keys that are none, for an address or pages that let everyone in where there is no key,
+        and for a rule that is no regular expression.
         """
         self.config, self.limits, self.started = config, limits, int(time.time())
         self.keys = Keys.of(config.api_key, config.key_file, config.admin_key)
         if not (self.keys or self.is_loopback or config.allow_anyone):
             raise ValueError(f"without a key (--api-key, --key-file) only this machine may be served, not {config.host} (--allow-anyone)")
+        for origin in config.cors_origin:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(f"--cors-origin must be an origin as browsers write it, https://page.example, or *, not {origin!r}")
+        if "*" in config.cors_origin and not (self.keys or config.allow_anyone):
+            raise ValueError("without a key (--api-key, --key-file) not every web page may be served, --cors-origin * (--allow-anyone)")
         self.side = Side(config.side_request, config.side_max_tokens)
         self.prompts: Prompts | None = None
-        self._load, self._tasks = load, set()
-        self.worker = Worker(self._loaded, config.queue, when_ended)
+        self._load, self._disk, self._tasks, self._when_ended = load, disk, set(), when_ended
+        self._archive: Archive | None = None
+        self.worker = Worker(self._loaded, config.queue, self._ended)
         self.metrics = Metrics(self.worker)
 
     def _loaded(self) -> Engine:
         engine = self._load()
         self.prompts = Prompts(engine.model, align=self.config.end_align, reasoning=self.config.end_align_reasoning)
+        if self._disk and self.prompts.records is not None and engine.caches.nvme and engine.caches.nvme.spills:
+            model = engine.model
+            good_for = xxhash.xxh3_128_hexdigest(f"{model.tokenizer.digest}\n{model.template.source}".encode())
+            self._archive = Archive(Path(self._disk.of_model(model.name).disk_cache), good_for)
+            self._archive.load(self.prompts.records)
         return engine
+
+    def _ended(self) -> None:
+        if self._archive:
+            self._archive.save(self.prompts.records)
+        self._when_ended()
 
     @property
     def engine(self) -> Engine:
@@ -93,6 +123,7 @@ class Service:
 
     def clear(self, tier: str) -> None:
         """Empties the caches in "memory", on "disk", or "all"; with those in memory the answers on record. Raises Unavailable."""
+        self.worker.check()
         if tier != "disk":
             self.prompts.clear()
         self.worker.do(lambda engine: engine.caches.clear(memory=tier != "disk", files=tier != "memory"))

@@ -7,13 +7,21 @@ from pydantic import ValidationError
 
 from qjax.serving.errors import BadRequest
 from qjax.serving.limits import kind, step
-from qjax.serving.schema import Body, TokenizeChat, TokenizeText
+from qjax.serving.schema import Body, Generated, TokenizeChat, TokenizeText
 
 B = TypeVar("B", bound=Body)
+UNSUPPORTED = frozenset(
+    "logit_bias functions function_call modalities audio suffix continue_final_message chat_template min_tokens ignore_eos stop_token_ids bad_words "
+    "prompt_logprobs guided_json guided_regex guided_choice guided_grammar structured_outputs grammar".split()
+)
+"""Fields of other servers that would change an answer, where they are not empty: who sends one must not believe that it counts."""
 
 
 def validated(body: type[B], value: dict) -> B:
     """Raises BadRequest with the path of a field that is wrong or not supported."""
+    for name in UNSUPPORTED.intersection(value) if issubclass(body, Generated) else ():
+        if value[name] and value[name] != ["text"]:
+            raise BadRequest(f"{name}: not supported", name)
     try:
         return body.model_validate(value)
     except ValidationError as e:

@@ -39,7 +39,7 @@ def test_a_conversation_goes_on_after_a_planned_stop(compile_cache, tmp_path):
     assert again["choices"][0]["message"] == cold["choices"][0]["message"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_waits_for_what_runs_and_the_second_does_not(compile_cache, tmp_path, number):
     with live(tmp_path, "--compile-cache", str(compile_cache), "--disk-cache", "none", "--drain-seconds", "600") as server:
         prompt = {"prompt": "The worker reads the file.", "max_tokens": 200_000, "temperature": 5.0, "seed": 1, "stream": True}

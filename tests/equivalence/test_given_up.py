@@ -70,6 +70,9 @@ def test_nothing_is_given_up_for_a_snapshot_that_does_not_fit_all_the_same(tiny_
         (hit,) = caches.find(prompt(310).astype(np.int64), "")
         with pytest.raises(Unusable, match="expected 5 pages that nobody else holds, found 3"):
             caches.take(hit)
+        request = caches.begin(prompt(310))
+        assert (request.record.source, request.record.why) == ("cold", "no_room")  # and not damaged
+        request.fail()
         assert (caches.resident.sessions, tiny_engine.pool.holders.tolist()) == before
         tiny_engine.release(run.sequence)  # control: now the session's two pages make five
         tiny_engine.pool.release(caches.take(hit).sequence.pages)

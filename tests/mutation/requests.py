@@ -18,7 +18,7 @@ LOOKUP = of(
     ),
     (
         "sessions are given up for a snapshot that does not fit all the same",
-        "            raise Unusable(",
+        "            raise NoRoom(",
         "            str(",
         "equivalence/test_given_up.py::test_nothing_is_given_up_for_a_snapshot_that_does_not_fit_all_the_same",
     ),

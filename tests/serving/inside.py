@@ -34,9 +34,11 @@ def embedded(compile_cache: Path, disk: DiskConfig | None = None, **settings) ->
 
 
 @contextlib.contextmanager
-def inside(make: Callable[[], Engine], limits: Limits | None = None, *, ready: bool = True, **config) -> Iterator[Inside]:
+def inside(
+    make: Callable[[], Engine], limits: Limits | None = None, *, ready: bool = True, disk: DiskConfig | None = None, **config
+) -> Iterator[Inside]:
     """Serves what `make` gives, called in the engine's thread; waits for it where `ready`. At the end a planned stop."""
-    service = Service(make, ServeConfig(**{"drain_seconds": 0, "api_key": None, "admin_key": None} | config), limits or Limits())
+    service = Service(make, ServeConfig(**{"drain_seconds": 0, "api_key": None, "admin_key": None} | config), limits or Limits(), disk=disk)
     server = Server(service, listening("127.0.0.1", 0))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -50,6 +50,9 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_it_is_read(server):
             "only parts of",
         ),
         ({"messages": HELLO, "reasoning_effort": "huge"}, 400, "reasoning_effort", "none, minimal"),
+        ({"messages": HELLO, "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+        ({"messages": HELLO, "guided_json": {"type": "object"}}, 400, "guided_json", "not supported"),
+        ({"messages": HELLO, "modalities": ["text", "audio"]}, 400, "modalities", "not supported"),
     ],
 )
 def test_a_wrong_field_is_named(server, body, status, param, words):
@@ -140,3 +143,14 @@ def test_an_allowed_page_may_ask(compile_cache):
 def test_without_a_key_no_other_machine_is_served_unless_it_is_asked_for(host):
     with pytest.raises(ValueError, match="without a key"):
         Service(lambda: None, ServeConfig(host=host, api_key=None), Limits())
+
+
+def test_empty_fields_of_other_servers_change_nothing(server):
+    more = {"logit_bias": {}, "modalities": ["text"], "functions": None, "min_tokens": 0, "ignore_eos": False, "whatever": 3}
+    assert server.http.post(CHAT, json={"messages": HELLO, "max_tokens": 1} | more).status_code == 200
+
+
+@pytest.mark.parametrize(("origin", "words"), [("*", "not every web page"), ("evil", "must be an origin"), ("http://a/b", "must be an origin")])
+def test_origins_that_let_everyone_in_or_nobody_are_refused(origin, words):
+    with pytest.raises(ValueError, match=words):
+        Service(lambda: None, ServeConfig(cors_origin=(origin,), api_key=None), Limits())

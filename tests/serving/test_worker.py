@@ -43,7 +43,13 @@ def test_while_it_loads_everything_is_unavailable(compile_cache):
         return embedded(compile_cache)
 
     with inside(make, ready=False, model_name="named") as there:
-        for method, path, body in (("get", "/health", None), ("get", "/ready", None), ("get", "/v1/models", None), ("post", CHAT, HELLO)):
+        for method, path, body in (
+            ("post", "/v1/cache/clear", None),
+            ("get", "/health", None),
+            ("get", "/ready", None),
+            ("get", "/v1/models", None),
+            ("post", CHAT, HELLO),
+        ):
             response = there.http.request(method, path, json=body)
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) > 0

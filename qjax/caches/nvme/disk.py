@@ -24,7 +24,7 @@ from qjax.caches.nvme.spill import read_back, spill
 from qjax.caches.nvme.staging import Staging
 from qjax.caches.nvme.writer import Lot, Writer
 from qjax.caches.session import Session
-from qjax.caches.tier import Gone, Hit, Restored, Unusable
+from qjax.caches.tier import Gone, Hit, NoRoom, Restored, Unusable
 from qjax.config import TOKEN, DiskConfig
 from qjax.interrupts import deferred
 from qjax.pages import PagePool, PoolFull
@@ -152,7 +152,7 @@ class Nvme:
             self._discard(filed, damaged.key)
             raise
         except PoolFull as full:
-            raise Unusable(str(full)) from full
+            raise NoRoom(str(full)) from full
         except Unusable as unusable:
             log.warning("%s; nothing is looked for here for %g s", unusable, PAUSE)
             self._resumes = time.monotonic() + PAUSE

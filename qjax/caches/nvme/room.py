@@ -86,7 +86,13 @@ class Room:
             self._swept = passed
             self._index.drop_unused(self._config.disk_days, self._epoch + passed)
         held, whole = self._index.held_bytes(), max(nbytes, rest)
-        fits = whole <= self.budget - held and self._leaves_free(whole + SPARE + held - self._index.bytes() - self._index.leaving)
+        if whole > (left := self.budget - held):
+            if what:
+                self._say(
+                    "budget", f"{what} is not written: it takes {_mb(whole)} more, and what is in use leaves {_mb(left)} of --disk-gb and --spill-gb"
+                )
+            return False
+        fits = self._leaves_free(whole + SPARE + held - self._index.bytes() - self._index.leaving)
         made = fits and self._index.evict(None, self.budget - nbytes, lambda: self._leaves_free(nbytes + SPARE))
         if what and not made:
             self._say_free(what, whole + SPARE, held)

@@ -113,6 +113,8 @@ class Staging:
         if anchor.logits is not None and self._lacks_logits(key):  # it was taken inside a longer prompt
             key = ANCHOR + anchor_sum(arrays, line, pages, length, anchor.tainted)
         if self._holds(key):
+            if lot is not None and self.by_content(use):
+                lot.left -= sum(a.nbytes for a in arrays.values())
             return key
         if not self._writer.has_room(nbytes := sum(a.nbytes for a in arrays.values()), seconds):
             return None
