@@ -70,13 +70,25 @@ def test_nothing_is_given_up_for_a_snapshot_that_does_not_fit_all_the_same(tiny_
         (hit,) = caches.find(prompt(310).astype(np.int64), "")
         with pytest.raises(Unusable, match="expected 5 pages that nobody else holds, found 3"):
             caches.take(hit)
-        request = caches.begin(prompt(310))
-        assert (request.record.source, request.record.why) == ("cold", "no_room")  # and not damaged
-        request.fail()
         assert (caches.resident.sessions, tiny_engine.pool.holders.tolist()) == before
         tiny_engine.release(run.sequence)  # control: now the session's two pages make five
         tiny_engine.pool.release(caches.take(hit).sequence.pages)
         assert caches.resident.sessions == []
+        tiny_engine.pool.release(spare)
+
+
+@pytest.mark.parametrize(("spared", "why"), [(3, "no_room"), (8, "none")])
+def test_a_hit_without_pages_is_not_told_as_damage(tiny_engine, spared, why):
+    """With eight pages to spare, the control, it is taken."""
+    with cached(tiny_engine, resident_park_gb=0, resident_pin_gb=0) as caches:
+        answer(tiny_engine, prompt(300))
+        run = tiny_engine.generate(prompt(100, seed=1), max_tokens=5)
+        list(run)
+        spare = rest(tiny_engine.pool, spared)
+        request = caches.begin(prompt(310))
+        assert (request.record.source, request.record.why) == ("cold" if spared == 3 else "store", why)
+        request.fail()
+        tiny_engine.release(run.sequence)
         tiny_engine.pool.release(spare)
 
 
