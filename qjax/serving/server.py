@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
+KEPT = 75
+"""Seconds that a connection without a request is kept: an agent's tools take longer than uvicorn's 5."""
 LAST = 5
 """Seconds that connections get to take what was sent to them, after the drain."""
 
@@ -43,6 +45,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=LAST,
+                timeout_keep_alive=KEPT,
                 server_header=False,
             )
         )
