@@ -149,3 +149,12 @@ def test_a_line_that_is_not_ascii_does_not_end_a_chat(flags):
     done = subprocess.run(command, input="café\n/help\n".encode(), capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"/new    begin again" in done.stdout
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(None, True), (256, False)])
+def test_a_context_that_the_pool_cuts_down_is_told(compile_cache, tokens, told):
+    """The pool holds two pages of 128 tokens of the embedded model; the control asks for no more than that."""
+    console, file = shown()
+    engine = start("embedded", EngineConfig(grid=128, kv_gb=2.5 * 32_768 / 2**30, context_tokens=tokens, compile_cache=compile_cache), console)
+    assert engine.limit == 256
+    assert ("the longest sequence is 256 tokens, not" in file.getvalue()) == told
