@@ -1,6 +1,6 @@
 """What a server adds to its engine: time to the first token, and time between tokens, against the same engine called in its process.
 
-    python -m benchmarks.serving [--model embedded] [--tokens 8192] [--rounds 15] [--json]
+    python -m benchmarks.serving [--model embedded] [--tokens 8192] [--rounds 30] [--json]
 
 One conversation goes on, a turn over HTTP (streamed, on loopback, the client in a process of its own) and a turn called in turns; each is a resume
 that reads a new message of 60 words. The first token is counted from the request's first byte sent, so with the parsing, the rendering and the
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="as `qjax serve --model` (default embedded)")
     parser.add_argument("--tokens", type=int, default=8192, help="length of the conversation at its beginning (default 8192)")
-    parser.add_argument("--rounds", type=int, default=15, help="pairs of turns (default 15)")
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of turns (default 30)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)  # what it starts of itself
     args = parser.parse_args()

@@ -60,6 +60,7 @@ class Parallel:
         self._waiting: list[Generation] = []
         self._running: list[_Run] = []  # the one whose turn is longest ago first
         self._started, self._closed = 0, False
+        self._news = False  # something to do or a cancelled request, since the loop looked last: else a round of one token takes no lock
         self._to_do: list[tuple[Callable[[], Any], Future]] = []
 
     def submit(self, tokens: Tokens[int], *args, **options) -> Generation:
@@ -80,7 +81,7 @@ class Parallel:
         """Ends a request before its next forward, or while it waits; nothing where it has ended."""
         with self._changed:
             if generation in self._open:
-                self._open[generation] = True
+                self._open[generation] = self._news = True
 
     def do(self, function: Callable[[], Any]) -> Future:
         """Has the thread that drives the loop call a function between two forwards, or in `wait`. RuntimeError after `close`."""
@@ -89,13 +90,14 @@ class Parallel:
             if self._closed:
                 raise RuntimeError("nothing can be done any more: it was closed")
             self._to_do.append((function, done))
+            self._news = True
             self._changed.notify_all()
         return done
 
     def close(self) -> None:
         """Cancels what there is and takes nothing more; the loop, or the next one, ends it."""
         with self._changed:
-            self._closed = True
+            self._closed = self._news = True
             self._open = dict.fromkeys(self._open, True)
             self._changed.notify_all()
 
@@ -119,9 +121,12 @@ class Parallel:
 
     def __iter__(self) -> Iterator[tuple[Generation, Token | None]]:
         while True:
-            self._do_all()
-            yield from self._end_cancelled()
-            yield from self._start()
+            if self._news:
+                self._news = False
+                self._do_all()
+                yield from self._end_cancelled()
+            if self._waiting:
+                yield from self._start()
             if not self._running:
                 return
             stuck = True
@@ -146,11 +151,13 @@ class Parallel:
         with self._changed:
             gone = [generation for generation in self._waiting if self._open[generation]]
         for generation in gone:
+            self._news = True  # the loop may be left here
             with self._changed:
                 self._waiting.remove(generation)
             generation.finish = "cancelled"
             yield self._ended(generation)
         for run in [run for run in self._running if self._open[run.generation]]:
+            self._news = True
             yield from self._go_on(run)
 
     def _start(self) -> Iterator[tuple[Generation, Token | None]]:

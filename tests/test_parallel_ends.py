@@ -121,6 +121,19 @@ def test_a_cancel_reaches_one_that_waits_in_a_full_queue(small):
     assert (second.finish, second.sequence, second.tokens) == ("cancelled", None, [])
 
 
+def test_leaving_the_loop_at_a_cancelled_ones_end_loses_no_other_cancel(small):
+    """The loop looks for cancelled ones where it was told of one; two that wait behind one that runs were cancelled at once."""
+    runs = Parallel(small, 1)
+    first, *others = (runs.submit(prompt(20, seed=seed), max_tokens=9) for seed in range(3))
+    next(iter(runs))
+    for generation in others:
+        runs.cancel(generation)
+    left = next(iter(runs))
+    events = drain(runs, small)
+    assert [left, events[0]] == [(generation, None) for generation in others]
+    assert [generation.finish for generation in (first, *others)] == ["length", "cancelled", "cancelled"]
+
+
 def test_a_generation_may_be_closed_in_the_loop(small):
     runs = Parallel(small, 2)
     one, other = (runs.submit(prompt(20, seed=seed), max_tokens=6) for seed in range(2))

@@ -115,9 +115,9 @@ class Worker:
                 self._tell(generation, token)
 
     def _tell(self, generation: Generation, token: Token | None) -> None:
-        with self._changed:
-            listen = self._listening[generation]
-            if token is None:
-                del self._listening[generation]
+        listen = self._listening.get(generation) if token is not None else None
+        if listen is None:  # its first token can come while `submit` still has the lock
+            with self._changed:
+                listen = self._listening[generation] if token is not None else self._listening.pop(generation)
                 self._changed.notify_all()
         listen(generation, token)
