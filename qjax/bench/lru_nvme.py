@@ -19,10 +19,7 @@ class LruIndex(CountingIndex):
     """What was used least recently goes first."""
 
     def _least(self, use: str | None, held: set[str]) -> list[str]:
-        sessions = [s for s in self.sessions.values() if held.isdisjoint(s.anchors)]
-        of_sessions = {key for s in self.sessions.values() for key in s.anchors}
-        anchors = [a for a in self.anchors.values() if a.key not in of_sessions and a.key not in held]
-        oldest = min((*sessions, *anchors), key=lambda one: one.used, default=None)
+        oldest = min(self.candidates(use, held), key=lambda one: one.used, default=None)
         if oldest is None:
             return []
         return self._forget_session(oldest) if isinstance(oldest, FiledSession) else self._forget(oldest)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
 KINDS = 3
 """Sessions of one turn, of two or three, and of more: what has gone on before goes on again."""
 POWERS = 24
+SOON = (0.0, *(8 * 0.5 ** (power + 1) for power in range(1, POWERS)))
+"""What is taken for known before any has come back: of sixteen sessions four, most of them at once and ever fewer later."""
 GONE = 512
 """Sessions that are gone, of which it is still seen that they would have been gone on with: 100 bytes each."""
 
@@ -16,11 +19,10 @@ GONE = 512
 class Returns:
     """Ages are in requests since a session's last turn, in powers of two."""
 
-    def __init__(self, grid: int):
+    def __init__(self, grid: int, first: Sequence[float] = SOON):
+        """first: returns by power of age, of sixteen sessions of each kind, before any has come."""
         self._grid = grid
-        # before any came: eight sessions of each kind, of which half go on at once and ever fewer later
-        self._turns = [16.0] * KINDS
-        self._back = [[8 * 0.5 ** (power + 1) if power else 0.0 for power in range(POWERS)] for _ in range(KINDS)]
+        self._turns, self._back = [16.0] * KINDS, [list(first) for _ in range(KINDS)]
         self._gone: dict[bytes, tuple[int, int]] = {}  # (turns, time of the last)
 
     def turn(self, turns: int) -> None:

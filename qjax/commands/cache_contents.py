@@ -106,26 +106,20 @@ class Contents(contextlib.AbstractContextManager):
                 found.setdefault(page, []).append(filed)
         return found
 
-    def own(self, session: FiledSession) -> list[FiledAnchor]:
-        """The anchors that go with a session, the longest first."""
-        others = {key for other in self.index.sessions.values() if other is not session for key in other.anchors}
-        anchors = [self.index.anchors[key] for key in session.anchors if key in self.index.anchors and key not in others]
-        return sorted((a for a in anchors if a.use == SPILL), key=lambda a: -a.length)
-
     def rows(self, now: float) -> list[Row]:
         """What was used last first; the parts of a conversation follow it."""
-        over, groups, parts = self.over(), [], set()
+        groups, parts = [], set()
         for session in sorted(self.index.sessions.values(), key=lambda s: -s.used):
-            own = self.own(session)
-            keys = {a.key for a in own}
-            alone = [page for page in session.pages if {a.key for a in over.get(page, ())} <= keys]
-            nbytes = sum(a.nbytes for a in own) + sum(self.entries[page].nbytes for page in alone if page in over)
-            hits = sum(self.index.anchors[key].hits for key in session.anchors if key in self.index.anchors)
-            whole = Row(session.key, CONVERSATION, session.length, nbytes, hits, session.used, None)
-            groups.append([whole, *(self.row(a, now, session.key) for a in own)])
-            parts |= keys
+            own = self.index.own(session)[::-1]
+            groups.append([self._whole(session, now), *(self.row(a, now, session.key) for a in own)])
+            parts |= {a.key for a in own}
         groups += [[self.row(a, now)] for a in self.index.anchors.values() if a.key not in parts]
         return [row for group in sorted(groups, key=lambda g: -g[0].used) for row in group]
+
+    def _whole(self, session: FiledSession, now: float) -> Row:
+        hits = sum(self.index.anchors[key].hits for key in session.anchors if key in self.index.anchors)
+        holds, value = self.index.worth(session)[1], self.index.value(session, now)
+        return Row(session.key, CONVERSATION, session.length, holds, hits, session.used, value)
 
     def row(self, filed: FiledAnchor, now: float, of: str | None = None) -> Row:
         what = HEAD if filed.use == DISK else PART
@@ -166,8 +160,6 @@ class Contents(contextlib.AbstractContextManager):
         return facts | {"what": "golden" if key == GOLDEN else "useless"}
 
     def _anchor(self, filed: FiledAnchor, entry: Entry, now: float) -> dict:
-        value, (saves, holds) = self.index.value(filed, now), self.index.worth(filed)
-        same = [self.index.value(a, now) for a in self.index.anchors.values() if a.use == filed.use]
         pages = self._pages(filed.pages, filed.length, {filed.key})
         return {
             "what": HEAD if filed.use == DISK else PART,
@@ -176,18 +168,13 @@ class Contents(contextlib.AbstractContextManager):
             "tainted": filed.tainted,
             "logits": filed.logits,
             "read_nbytes": entry.nbytes + sum(page["nbytes"] for page in pages),
-            "value": value,
-            "returns": self.index.returns(filed, now),
-            "saves": saves,
-            "holds": holds,
-            "before": sum(other < value for other in same),
-            "of_its_kind": len(same),
+            **self._kept(filed, now),
             "conversations": [s.key for s in self.index.sessions.values() if filed.key in s.anchors],
             "pages": pages,
         }
 
     def _session(self, session: FiledSession, now: float) -> dict:
-        whole = next(row for row in self.rows(now) if row.key == session.key)
+        whole = self._whole(session, now)
         return {
             "what": CONVERSATION,
             "tokens": session.length,
@@ -195,12 +182,17 @@ class Contents(contextlib.AbstractContextManager):
             "turns": session.turns,
             "resident": session.resident,
             "hits": whole.hits,
-            "holds": whole.nbytes,
-            "before": sum(other.used < session.used for other in self.index.sessions.values()),
-            "of_its_kind": len(self.index.sessions),
+            **self._kept(session, now),
             "anchors": [asdict(self.row(a, now)) for key in session.anchors if (a := self.index.anchors.get(key))],
-            "pages": self._pages(session.pages, session.length, {session.key, *(a.key for a in self.own(session))}),
+            "pages": self._pages(session.pages, session.length, {session.key, *(a.key for a in self.index.own(session))}),
         }
+
+    def _kept(self, one: FiledAnchor | FiledSession, now: float) -> dict:
+        """Its value, of what it is made, and how many of all that can go by themselves are worth less."""
+        value, (saves, holds) = self.index.value(one, now), self.index.worth(one)
+        values = [self.index.value(other, now) for other in self.index.candidates()]
+        facts = {"value": value, "returns": self.index.returns(one, now), "saves": saves, "holds": holds}
+        return facts | {"before": sum(other < value for other in values), "of": len(values)}
 
     def _page(self, key: str, entry: Entry, over: list[FiledAnchor]) -> dict:
         number = over[0].pages.index(key)

@@ -133,17 +133,12 @@ def _anchor(facts: dict, letters: int, now: float, limit: int | None) -> list[st
     lines.append(f"A restore reads {size(facts['read_nbytes'])}, {size(facts['nbytes'])} of its own and {count(len(facts['pages']), 'page')}:")
     lines += _pages(facts["pages"], letters, limit)
     if head:
-        lines.append(f"It is kept {WITHIN}, and for --disk-days after its last use: {_before(facts, 'head', 'is worth less', 'are worth less')}")
+        lines.append(f"It is kept {WITHIN}, and for --disk-days after its last use: {_before(facts)}")
     elif facts["conversations"]:
         lines.append(f"It is kept with {_keys('conversation', facts['conversations'], letters)}, and goes with it.")
     else:
-        lines.append(f"Its conversation has gone; it is kept {WITHIN}: {_before(facts, 'part', 'is worth less', 'are worth less')}")
-    return [
-        *lines,
-        f"Its value is {number(facts['value'] * DAY * 2**20)} tokens a day for each MiB: {facts['saves']:,} tokens that it saves past the next "
-        f"shorter one, over the {size(facts['holds'])} that go with it, {number(facts['returns'] * DAY)} times a day, as far as its last use tells. "
-        "An engine learns how soon prompts come back.",
-    ]
+        lines.append(f"Its conversation has gone; it is kept {WITHIN}: {_before(facts)}")
+    return [*lines, _value(facts)]
 
 
 def _conversation(facts: dict, letters: int, now: float, limit: int | None) -> list[str]:
@@ -156,12 +151,7 @@ def _conversation(facts: dict, letters: int, now: float, limit: int | None) -> l
     lines += _cut(len(facts["anchors"]), limit)
     lines.append(f"Its pages, {size(sum(page['nbytes'] for page in facts['pages']))}:")
     lines += _pages(facts["pages"], letters, limit)
-    kept = _before(facts, CONVERSATION, "was used longer ago", "were used longer ago")
-    return [
-        *lines,
-        f"It is kept {WITHIN}, and for --disk-days after its last use: {kept}",
-        f"{size(facts['holds'])} go with it.",
-    ]
+    return [*lines, f"It is kept {WITHIN}, and for --disk-days after its last use: {_before(facts)}", _value(facts)]
 
 
 def _page(facts: dict, letters: int, now: float, limit: int | None) -> list[str]:
@@ -211,5 +201,14 @@ def _keys(what: str, keys: list[str], letters: int) -> str:
     return f"{count(len(keys), what)}{named}"
 
 
-def _before(facts: dict, what: str, one: str, many: str) -> str:
-    return f"of {count(facts['of_its_kind'], what)} {facts['before']:,} {one if facts['before'] == 1 else many} and would go before it."
+def _before(facts: dict) -> str:
+    less = "is worth less" if facts["before"] == 1 else "are worth less"
+    return f"of {count(facts['of'], 'entry')} that can go by themselves {facts['before']:,} {less} and would go before it."
+
+
+def _value(facts: dict) -> str:
+    return (
+        f"Its value is {number(facts['value'] * DAY * 2**20)} tokens a day for each MiB: {facts['saves']:,} tokens that it saves past the next "
+        f"shorter one, over the {size(facts['holds'])} that go with it, {number(facts['returns'] * DAY)} times a day, as far as its last use tells. "
+        "An engine learns how soon prompts come back."
+    )

@@ -137,11 +137,12 @@ def test_of_two_heads_the_one_that_was_used_longer_ago_goes(older, newer):
     assert list(index.anchors) == [anchor(other, 64).key]
 
 
-def test_of_the_spill_whole_sessions_go_by_their_last_use():
+def test_of_the_spill_whole_sessions_go_and_of_equal_ones_that_used_longest_ago():
     chains = [chain(prompt(200, seed=seed)) for seed in range(3)]
     files = Files()
-    for number, of in enumerate(chains):
-        files.add(*pages(of, 200), anchor(of, 192, use=SPILL), anchor(of, 200, use=SPILL), session(str(number), of, [192, 200], used=number))
+    for number, (of, age) in enumerate(zip(chains, (3000, 2000, 1), strict=True)):
+        used = NOW - age
+        files.add(*pages(of, 200), anchor(of, 192, use=SPILL), anchor(of, 200, use=SPILL), session(str(number), of, [192, 200], used=used))
     index = Index(files, GRID)
     index.served(index.anchors[anchor(chains[0], 200).key])  # the oldest is used now
     assert index.evict(SPILL, index.bytes(SPILL) - 1)
@@ -150,18 +151,48 @@ def test_of_the_spill_whole_sessions_go_by_their_last_use():
     assert index.bytes(SPILL) == 2 * (4 * 100 + 20) == sum(e.nbytes for e in files.there.values())
 
 
-@pytest.mark.parametrize(("head", "gone"), [(2, ["s-old"]), (0, ["head"])])
-def test_of_both_what_was_not_used_for_longer_goes(head, gone):
-    """The session that was used longest ago, or the head that is worth least; a session's own states go with it."""
-    old, new, alone = chain(prompt(200)), chain(prompt(200, seed=1)), chain(prompt(64, seed=2))
-    files = Files(*pages(alone, 64), anchor(alone, 64, used=NOW - 100 + head))
-    for name, of, used in (("old", old, NOW - 99), ("new", new, NOW - 1)):
-        files.add(*pages(of, 200), anchor(of, 192, use=SPILL, used=NOW - 500), anchor(of, 200, use=SPILL), session(name, of, [192, 200], used=used))
+@settings(max_examples=40)
+@given(st.lists(WORTH, min_size=1, max_size=4), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), WORTH), min_size=1, max_size=4))
+def test_heads_and_conversations_go_by_one_value(heads, talks):
+    """Tokens that are lost past what stays, for each byte that is won, times the prompts that will start there. A session's states go with
+    it, not those that are another's too; one that has none of its own goes first.
+    """
+    of = chain(prompt(64 * 8))
+    files = Files(*pages(of, 64 * 8))
+    for number, (_, days, size) in enumerate(heads, 1):
+        files.add(anchor(of, 64 * number, size, used=NOW - days * DAY))
+    for name, (first, more, (_, days, size)) in enumerate(talks):
+        has = [64 * first, 64 * (first + more)]
+        files.add(*(anchor(of, n, size, use=SPILL) for n in has if n > 64 * len(heads)), session(str(name), of, has, used=NOW - days * DAY))
     index = Index(files, GRID)
-    assert index.evict(None, index.bytes() - 1)
-    there = [*index.sessions, *("head" for a in index.anchors.values() if a.length == 64)]
-    assert {"s-old", "s-new", "head"} - {*there} == {*gone}
-    assert index.bytes() == index.bytes(DISK) + index.bytes(SPILL) == sum(e.nbytes for e in files.there.values())
+
+    def goes(key: str) -> set[str]:
+        if key in index.anchors:
+            return {key}
+        others = {a for s in index.sessions.values() if s.key != key for a in s.anchors}
+        return {a for a in index.sessions[key].anchors if a in index.anchors and index.anchors[a].use == SPILL and a not in others}
+
+    def value(key: str) -> float:
+        gone = goes(key)
+        if not gone:
+            return 0.0
+        stay = [a for name, a in index.anchors.items() if name not in gone]
+        last = max((index.anchors[a] for a in gone), key=lambda a: a.length)
+        pages = {p for a in gone for p in index.anchors[a].pages} - {p for a in stay for p in a.pages}
+        lost = last.length - max((a.length for a in stay if a.length <= last.length), default=0)
+        one = index.anchors.get(key) or index.sessions[key]
+        return index.returns(one, NOW) * lost / (sum(index.anchors[a].nbytes for a in gone) + 100 * len(pages))
+
+    while index.anchors:
+        of_sessions = {a for s in index.sessions.values() for a in s.anchors}
+        values = {key: value(key) for key in (*index.sessions, *(index.anchors.keys() - of_sessions))}
+        for key, expected in values.items():
+            assert index.value(index.anchors.get(key) or index.sessions[key], NOW) == pytest.approx(expected)
+        assert index.evict(None, index.bytes(), iter([False, True]).__next__)  # one of them
+        (gone,) = values.keys() - {*index.sessions, *index.anchors}
+        assert values[gone] == pytest.approx(min(values.values()))
+        assert index.bytes() == sum(e.nbytes for e in files.there.values())
+    assert not index.sessions
 
 
 def test_what_is_held_stays_and_nothing_goes_in_vain():
@@ -251,6 +282,16 @@ def test_a_session_supersedes_those_that_it_goes_on_with(history, goes):
     assert sorted(index.sessions) == ["s-apart", "s-b", "s-new"] if goes else ["s-apart", "s-b", "s-new", "s-old"]
     assert index.sessions["s-new"].used == NOW
     assert index.bytes(SPILL) == sum(e.nbytes for e in files.there.values())
+
+
+def test_a_record_that_is_written_again_is_one():
+    of = chain(prompt(200))
+    record = session("x", of, [200])
+    index = Index(Files(*pages(of, 200), anchor(of, 200, use=SPILL), record), GRID)
+    index.add_session(record)
+    assert [a.length for a in index.own(index.sessions["s-x"])] == [200]
+    assert index.evict(SPILL, 0)
+    assert (index.anchors, index.sessions, index._storage.there) == ({}, {}, {})
 
 
 def test_a_session_keeps_the_states_that_others_have_too():

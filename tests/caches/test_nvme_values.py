@@ -5,7 +5,7 @@ import pytest
 
 from qjax.caches.nvme.filed import DISK
 from qjax.caches.nvme.index import Index
-from qjax.caches.nvme.values import GONE, Values
+from qjax.caches.nvme.values import FIRST, GONE, Values
 from qjax.caches.returns import Returns
 from tests.caches.filed import GRID, Files, anchor, chain, pages
 from tests.models import prompt
@@ -40,7 +40,8 @@ def after(index: Index, seconds: float) -> float:
 
 def test_untold_it_is_the_returns_of_any_session(index):
     _, filed = write(index, 0)
-    assert [index.returns(filed, age) for age in (0.0, 5.5, 3600.0)] == pytest.approx([Returns(GRID).worth(1, age) for age in (0, 5, 3600)], rel=0.2)
+    expected = [Returns(GRID, FIRST).worth(1, age) for age in (0, 5, 3600)]
+    assert [index.returns(filed, age) for age in (0.0, 5.5, 3600.0)] == pytest.approx(expected, rel=0.2)
     assert index.returns(filed, -60.0) == index.returns(filed, 0.0)  # the clock was set back
 
 
@@ -68,7 +69,7 @@ def test_one_that_served_is_another_kind(index):
         after(index, 10.0)
     _, new = write(index, 50)
     assert index.returns(new, index.clock + 8) > 3 * index.returns(filed, filed.used + 8)
-    assert index.returns(filed, filed.used + 8) < Returns(GRID).worth(2, 8)
+    assert index.returns(filed, filed.used + 8) < Returns(GRID, FIRST).worth(2, 8)
 
 
 @pytest.mark.parametrize("missed", [False, True])
@@ -84,7 +85,7 @@ def test_what_was_given_up_is_learned_from(index, missed):
                 index.missed(chain(np.concatenate([of.keys, prompt(100, seed=77)])), 0)
         index.missed(of, GRID)  # served up to there: nothing was missed
     _, new = write(index, 50)
-    worth = index.returns(new, index.clock + 33), Returns(GRID).worth(1, 33)
+    worth = index.returns(new, index.clock + 33), Returns(GRID, FIRST).worth(1, 33)
     assert worth[0] > 2 * worth[1] if missed else worth[0] < worth[1]
 
 
@@ -105,7 +106,7 @@ def test_so_many_that_are_gone_are_known(index):
     _, filed = write(index, 0)
     for number in range(GONE + 10):
         filed.line = f"{number:032x}"
-        values.given_up(filed)
+        values.given_up(filed, filed.line)
     assert len(values._gone) == GONE
     values.missed([f"{n:032x}" for n in (9, 10)], 5.0)
     assert len(values._gone) == GONE - 1

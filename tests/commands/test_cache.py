@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from qjax.caches.nvme.values import FIRST
 from qjax.caches.returns import Returns
 from qjax.cli import main
 from storage import Storage
@@ -45,7 +46,7 @@ def test_bytes_and_values(states, capsys):
     for head in (row for row in listed.values() if row["what"] == "head"):
         assert head["nbytes"] == sizes[head["key"]]  # a longer one stands on each of its pages
         ages = range(max(0, int(before - head["used"])), int(now - head["used"]) + 1)
-        assert head["value"] in [Returns(GRID).worth(1 + head["hits"], age) * GRID / head["nbytes"] for age in ages]
+        assert head["value"] in [Returns(GRID, FIRST).worth(1 + head["hits"], age) * GRID / head["nbytes"] for age in ages]
     whole = key_of(capsys, states, "conversation", 304)
     parts = [row["nbytes"] for row in listed.values() if row["of"] == whole]
     page = max(sizes[key] for key in sizes if key.startswith("p-"))
@@ -71,7 +72,11 @@ def test_explained(states, capsys):
     assert [len(page["shared"]["heads"]) for page in facts["pages"]] == sorted((len(p["shared"]["heads"]) for p in facts["pages"]), reverse=True)
     assert all(head not in page["shared"]["heads"] for page in facts["pages"])
     whole = as_json(capsys, states, "--explain", key_of(capsys, states, "conversation", 204))
-    assert (whole["resident"], whole["turns"], whole["of_its_kind"], whole["before"]) == (True, 1, 2, 1)
+    assert (whole["resident"], whole["turns"], 0 <= whole["before"] < whole["of"]) == (True, 1, True)
+    listed, others = rows(capsys, states), as_json(capsys, states, "--explain", key_of(capsys, states, "conversation", 304))
+    theirs = {row["key"] for row in (*whole["anchors"], *others["anchors"])}
+    assert whole["of"] == sum(key not in theirs for key in listed)
+    assert whole["value"] == pytest.approx(whole["returns"] * whole["saves"] / whole["holds"])
     assert [(row["what"], row["tokens"]) for row in whole["anchors"]] == [("head", 128), ("head", 192), ("part", 200), ("part", 204)]
     assert whole["pages"][-1]["tokens"] == 204 - 192
     assert whole["pages"][-1]["shared"] == {"heads": [], "parts": [], "conversations": []}

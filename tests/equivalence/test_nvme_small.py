@@ -49,10 +49,12 @@ def told(compile_cache, tmp_path, size: int, sequence, heads: bool) -> tuple[lis
 
 
 def test_one_after_the_other(compile_cache, tmp_path):
-    """Each fits alone, with its heads, and both do not: the last one is there whole, at every time."""
+    """Each fits alone, with its heads, and both do not: the last one is there whole, at every time. Of the other, which a start has read
+    back and which gave way to new heads, a stop may say that it has no room.
+    """
     rows, said = told(compile_cache, tmp_path, 1350, [(1, 200), (2, 330), (2, 330), (1, 200), (2, 330), (1, 200)], heads=True)
     assert [row.rsplit(" ", 1)[0] for row in rows] == ["1 [1]", "2 [2]", "2 [2]", "1 [1]", "2 [2]", "1 [1]"]
-    assert said == []
+    assert all(re.match(r"a conversation of \d+ tokens is not written: ", line) for line in said), said
 
 
 def test_one_that_never_fits(compile_cache, tmp_path):

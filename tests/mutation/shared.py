@@ -83,10 +83,31 @@ SHARED_MUTANTS = (
     *of(
         "caches/nvme/index.py",
         (
-            "of both uses a session goes first, whenever it was used",
-            "one = min((*sessions, *least), key=lambda one: one.used, default=None)",
-            "one = min(sessions or least, key=lambda one: one.used, default=None)",
-            "caches/test_nvme_index.py::test_of_both_what_was_not_used_for_longer_goes",
+            "a conversation is worth nothing",
+            "one = min(self.candidates(use, held), key=lambda one: self.value(one, now), default=None)",
+            "one = min(self.candidates(use, held), key=lambda one: self.value(one, now) * isinstance(one, FiledAnchor), default=None)",
+            "caches/test_nvme_index.py::test_heads_and_conversations_go_by_one_value",
+        ),
+        (
+            "what another anchor of the conversation saves is not counted",
+            "self._by_line.get(page.removeprefix(PAGE), set()) - own for page",
+            "self._by_line.get(page.removeprefix(PAGE), set()) - {last.key} for page",
+            "caches/test_nvme_index.py::test_heads_and_conversations_go_by_one_value",
+        ),
+    ),
+    *of(
+        "caches/nvme/catalog.py",
+        (
+            "states that another conversation has too go with one",
+            "self._of_sessions[key] == 1]",
+            "self._of_sessions[key]]",
+            "caches/test_nvme_index.py::test_heads_and_conversations_go_by_one_value",
+        ),
+        (
+            "a record that is written again counts twice",
+            "            self._forget_record(session.key)\n",
+            "",
+            "caches/test_nvme_index.py::test_a_record_that_is_written_again_is_one",
         ),
     ),
 )

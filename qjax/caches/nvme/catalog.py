@@ -44,15 +44,17 @@ class Catalog:
     def __init__(self, storage: Storage, grid: int):
         self._storage, self._grid = storage, grid
         self._lock = threading.RLock()
+        self._left = threading.Condition(self._lock)  # something has gone from the storage
         self.anchors: dict[str, FiledAnchor] = {}
         self.sessions: dict[str, FiledSession] = {}
+        self._of_sessions: Counter[str] = Counter()  # keys of anchors: how many sessions have each
         self._pages: dict[str, Page] = {}
         self._bytes: Counter[str] = Counter()  # by use: asked for before every write
         self._by_line: dict[str, set[str]] = {}
         self._coming: dict[str, FiledAnchor] = {}  # on their way to the storage: what they are is still in memory
         self._in_use: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.leaving = 0  # bytes that the index has no more and the storage has still
+        self._leaving: dict[str, int] = {}  # bytes by key, from the moment that the index has it no more until the storage has not
         self.unusable: dict[str, ValueError] = {}  # anchors and sessions that were found and cannot be used, by key: why
         for add, prefix in ((self.add_anchor, ANCHOR), (self.add_session, SESSION)):
             for key, entry in storage.entries().items():
@@ -70,15 +72,27 @@ class Catalog:
 
     def _remove(self, keys: Iterable[str], reason: str) -> None:
         """Takes files away that the index no longer has; not what has come back, or is about to: it would be lost after it was written."""
-        sizes = {key: entry.nbytes if (entry := self._storage.find(key)) else 0 for key in keys}
+        keys = list(dict.fromkeys(keys))
+        try:
+            for key in keys:
+                self.dropped[reason] += 1
+                if not self._storage.read_only:
+                    self._storage.drop(key, lambda key=key: reason != "damaged" and self._is_wanted(key))
+                self._has_left([key])
+        finally:
+            self._has_left(keys)
+
+    def _has_left(self, keys: Iterable[str]) -> None:
+        with self._left:
+            for key in keys:
+                self._leaving.pop(key, None)
+            self._left.notify_all()
+
+    @property
+    def leaving(self) -> int:
+        """Bytes that the index has no more and the storage has still."""
         with self._lock:
-            self.leaving += sum(sizes.values())
-        for key, nbytes in sizes.items():
-            self.dropped[reason] += 1
-            if not self._storage.read_only:
-                self._storage.drop(key, lambda key=key: reason != "damaged" and self._is_wanted(key))
-            with self._lock:
-                self.leaving -= nbytes
+            return sum(self._leaving.values())
 
     def found_unusable(self) -> str:
         """What was found at the start and is of no use, in words; empty where nothing was, or only what has a line of its own, being damaged.
@@ -147,6 +161,7 @@ class Catalog:
     def _forget_page(self, key: str) -> None:
         page = self._pages.pop(key)
         self._bytes[page.use] -= page.nbytes
+        self._leaving[key] = page.nbytes
 
     def add_page(self, entry: Entry, use: str) -> None:
         """Takes a page on which an anchor is about to stand; it goes where nobody holds it any more."""
@@ -162,7 +177,9 @@ class Catalog:
         with self._lock:
             if not any(key in self.anchors for key in session.anchors):
                 raise Incomplete("none of its anchors is there", session.anchors)
+            self._forget_record(session.key)
             self.sessions[session.key] = session
+            self._of_sessions.update(session.anchors)
 
     def has(self, key: str) -> bool:
         with self._lock:
@@ -220,6 +237,7 @@ class Catalog:
         if not self._by_line[filed.line]:
             del self._by_line[filed.line]
         self._bytes[filed.use] -= filed.nbytes
+        self._leaving[filed.key] = filed.nbytes
         for page in filed.pages:
             self._pages[page].over.discard(filed.key)
             self._belongs(self._pages[page])
@@ -228,16 +246,27 @@ class Catalog:
             self._forget_page(page)
         bare = [s.key for s in self.sessions.values() if filed.key in s.anchors and self.anchors.keys().isdisjoint(s.anchors)]
         for key in bare:  # all its states were heads of the disk's
-            del self.sessions[key]
+            self._forget_record(key)
         return [filed.key, *alone, *bare]
 
     def _forget_session(self, session: FiledSession) -> list[str]:
         """Takes a session out, with the anchors that are its own: the keys of what goes."""
-        del self.sessions[session.key]
-        others = {key for s in self.sessions.values() for key in s.anchors}
-        others.update(self._in_use)  # another one is about to be written over them
-        own = [self.anchors[key] for key in session.anchors if key in self.anchors and key not in others and self.anchors[key].use == SPILL]
+        own = [filed for filed in self.own(session) if filed.key not in self._in_use]  # another one is about to be written over those
+        self._forget_record(session.key)
         return [session.key, *(key for filed in own for key in self._forget(filed))]
+
+    def _forget_record(self, key: str) -> None:
+        session = self.sessions.pop(key, None)
+        for anchor in session.anchors if session else ():
+            self._of_sessions[anchor] -= 1
+            if not self._of_sessions[anchor]:
+                del self._of_sessions[anchor]
+
+    def own(self, session: FiledSession) -> list[FiledAnchor]:
+        """The anchors that go with a session, ascending: no head, and none that another session has."""
+        with self._lock:
+            own = [self.anchors[key] for key in session.anchors if key in self.anchors and self._of_sessions[key] == 1]
+        return sorted((filed for filed in own if filed.use == SPILL), key=lambda filed: filed.length)
 
     def stats(self) -> dict[str, int]:
         with self._lock:

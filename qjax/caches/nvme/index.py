@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Index(Catalog):
                 self.add_anchor(entry)
                 self.anchors[key].hits += filed.hits
                 if filed.use == DISK:
-                    self._values.written(self.anchors[key])
+                    self._values.waits(self.anchors[key])
         if entry is not None and filed is None:
             self._remove([key], "damaged")  # it was dropped on its way
 
@@ -39,12 +39,15 @@ class Index(Catalog):
         """Notes that a prompt started on an anchor."""
         now = self.now()
         with self._lock:
-            if filed.use == DISK:
-                self._values.serves(filed, now)
-            filed.hits, filed.used = filed.hits + 1, now
             sessions = [s for s in self.sessions.values() if filed.key in s.anchors]
-            for session in sessions:
-                session.used = filed.used
+            serve = [filed, *sessions] if filed.use == DISK else sessions
+            for one in serve:
+                self._values.serves(one, now)
+            filed.hits += 1
+            for one in (filed, *sessions):
+                one.used = now
+            for one in serve:
+                self._values.waits(one)
         for key in (filed.key, *(s.key for s in sessions)):
             self._storage.touch(key)
 
@@ -52,47 +55,59 @@ class Index(Catalog):
         """Notes that a prompt started in memory on a session that was read back, after so many tokens."""
         with self._lock:
             session = self.sessions.get(key)
-            anchors = sorted((self.anchors[one] for one in session.anchors if one in self.anchors), key=lambda a: a.length) if session else []
+            anchors = self._anchors_of(session) if session else []
         if anchors:
             self.served(next((a for a in anchors if a.length >= start), anchors[-1]))
 
-    def value(self, filed: FiledAnchor, now: float) -> float:
+    def value(self, one: FiledAnchor | FiledSession, now: float) -> float:
         """Tokens a second that it will save for each byte that it holds, see Values."""
-        saves, holds = self.worth(filed)
-        return self.returns(filed, now) * saves / holds
+        saves, holds = self.worth(one)
+        return self.returns(one, now) * saves / holds
 
-    def returns(self, filed: FiledAnchor, now: float) -> float:
+    def returns(self, one: FiledAnchor | FiledSession, now: float) -> float:
         """Prompts a second that will start on it."""
         with self._lock:
-            return self._values.returns(filed, now)
+            return self._values.returns(one, now)
 
     def missed(self, chain: Chain, start: int) -> None:
         """Notes that a prompt will be forwarded from here: a head that was given up might have served it."""
         with self._lock:
             self._values.missed(chain.lines()[start // self._grid + 1 :], self.now())
 
-    def worth(self, filed: FiledAnchor) -> tuple[int, int]:
-        """Tokens that it saves, past the next shorter anchor of its chain; and bytes that it holds, its own and of pages that no other has."""
+    def worth(self, one: FiledAnchor | FiledSession) -> tuple[int, int]:
+        """What is lost and won where it goes: tokens past the longest anchor of its chain that stays, and bytes that nothing else stands on."""
         with self._lock:
-            lines = (page.removeprefix(PAGE) for page in reversed(filed.pages[: filed.length // self._grid]))
-            lengths = (max((n for key in self._by_line.get(line, ()) if (n := self.anchors[key].length) < filed.length), default=0) for line in lines)
-            below = next(filter(None, lengths), 0)
-            own = filed.nbytes + sum(self._pages[page].nbytes for page in filed.pages if len(self._pages[page].over) == 1)
-        return filed.length - below, max(1, own)
+            anchors = [one] if isinstance(one, FiledAnchor) else self.own(one)
+            if not anchors:  # a session of heads, and of others' states
+                return 0, 1
+            last, own = anchors[-1], {a.key for a in anchors}
+            lines = (self._by_line.get(page.removeprefix(PAGE), set()) - own for page in reversed(last.pages[: last.length // self._grid]))
+            stays = (max((n for key in keys if (n := self.anchors[key].length) <= last.length), default=0) for keys in lines)
+            below = next(filter(None, stays), 0)
+            pages = [self._pages[key] for key in dict.fromkeys(key for a in anchors for key in a.pages)]
+            holds = sum(a.nbytes for a in anchors) + sum(page.nbytes for page in pages if page.over <= own)
+        return last.length - below, max(1, holds)
+
+    def candidates(self, use: str | None = None, held: Collection[str] = ()) -> list[FiledAnchor | FiledSession]:
+        """What can go by itself of a use, None for both: whole sessions, and anchors that are no session's. held: keys that stay."""
+        sessions = [s for s in self.sessions.values() if use != DISK and not any(key in held for key in s.anchors)]
+        stay = set(held).union(*(s.anchors for s in sessions))
+        return [*sessions, *(a for a in self.anchors.values() if use in (None, a.use) and a.key not in stay)]
 
     def evict(self, use: str | None, limit: int, enough: Callable[[], bool] = lambda: True) -> bool:
         """Drops what is worth least until a use, None for both, holds at most so many bytes and it is `enough`; whether that came true.
 
-        Of the spill whole sessions, by their last use; of both what was not used for longer, the session or the anchor that is worth least.
         What is held stays; where that alone is too much, nothing goes.
         """
         if self.held_bytes(use) > limit:
             return False
         while self.bytes(use) > limit or not enough():
-            with self._lock:
+            with self._left:
                 doomed = self._least(use, set(self._in_use))
-            if not doomed:
-                return False
+                if not doomed:
+                    if not self._leaving:
+                        return False
+                    self._left.wait()  # what another thread has taken out is about to free its room
             self._remove(doomed, "budget")
         return True
 
@@ -105,18 +120,19 @@ class Index(Catalog):
 
     def _least(self, use: str | None, held: set[str]) -> list[str]:
         """Takes what is worth least out of the index: its keys."""
-        now, sessions = self.now(), [s for s in self.sessions.values() if use != DISK and held.isdisjoint(s.anchors)]
-        stay = held.union(*(s.anchors for s in sessions))
-        anchors = [a for a in self.anchors.values() if use in (None, a.use) and a.key not in stay]
-        least = [min(anchors, key=lambda a: self.value(a, now))] if anchors else []
-        one = min((*sessions, *least), key=lambda one: one.used, default=None)
+        now = self.now()
+        one = min(self.candidates(use, held), key=lambda one: self.value(one, now), default=None)
         if one is None:
             return []
-        if isinstance(one, FiledSession):
-            return self._forget_session(one)
-        if one.use == DISK:
-            self._values.given_up(one)
-        return self._forget(one)
+        if isinstance(one, FiledAnchor):
+            self._values.given_up(one, one.line)
+            return self._forget(one)
+        self._values.given_up(one, self._anchors_of(one)[-1].line)
+        return self._forget_session(one)
+
+    def _anchors_of(self, session: FiledSession) -> list[FiledAnchor]:
+        """Those that are there, ascending; at least one."""
+        return sorted((self.anchors[key] for key in session.anchors if key in self.anchors), key=lambda a: a.length)
 
     def drop_unused(self, days: float, now: float | None = None) -> None:
         """Drops what was not used for so many days. now: Unix seconds, the clock's where not given."""
@@ -124,8 +140,7 @@ class Index(Catalog):
         with self._lock:
             for session in [s for s in self.sessions.values() if s.used < oldest]:
                 doomed += self._forget_session(session)
-            stay = {key for s in self.sessions.values() for key in s.anchors}
-            for filed in [a for a in self.anchors.values() if a.used < oldest and a.key not in stay]:
+            for filed in [a for a in self.anchors.values() if a.used < oldest and a.key not in self._of_sessions]:
                 doomed += self._forget(filed)
         self._remove(doomed, "age")
 
@@ -163,7 +178,8 @@ class Index(Catalog):
             olds = [s for s in self.sessions.values() if s is not new and s.tenant == new.tenant and s.is_begun_by(keys, new.pages, self._grid)]
             had = {self.anchors[one] for old in olds for one in old.anchors if one in self.anchors}
             doomed = [key for old in olds for key in self._forget_session(old)]
-            last = max((self.anchors[one] for one in new.anchors if one in self.anchors), key=lambda a: a.length)
+            self._values.waits(new)
+            last = self._anchors_of(new)[-1]
             last.hits += sum(one.hits for one in had if one.key not in self.anchors)  # it is the same conversation
         self._remove(doomed, "superseded")
 

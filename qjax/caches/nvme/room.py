@@ -33,7 +33,7 @@ class Room:
     @property
     def budget(self) -> int:
         """Bytes of heads and conversations together: each may take what the other does not need. On agents' traffic in 20 GiB for each that
-        reused 93.0 % where apart they reused 91.8 (`qjax bench replay`); where no conversations are written, those there keep their room.
+        reused 93.2 % where apart they reused 91.8 (`qjax bench replay`); where no conversations are written, those there keep their room.
         """
         spill = self._config.bytes("spill_gb")
         return self._config.bytes("disk_gb") + (spill if self.spills else min(spill, self._index.bytes(SPILL)))
