@@ -143,7 +143,9 @@ class CacheConfig(Flags):
         self._check("resident_guest_max", "a whole number, 0 or more", self.resident_guest_max >= 0)
 
     def check(self, grid: int) -> None:
-        """ValueError where a cache cannot work on this grid."""
+        """ValueError where a cache cannot work on this grid, or the ledger has no directory to be in."""
+        if self.ledger is not None and not (directory := Path(self.ledger).absolute().parent).is_dir():
+            raise ValueError(f"--ledger: expected a file in a directory that is there, found none at {directory}")
         self._check("prefix_chunk", f"a multiple of the grid, {grid}, or 0", (self.prefix_chunk or 0) >= 0 and (self.prefix_chunk or 0) % grid == 0)
 
     @property

@@ -16,7 +16,8 @@ def expanded(argv: Sequence[str]) -> list[str]:
     words, given = [], False
     for word in argv:
         if given or word.startswith(FLAG + "="):
-            words += _words(_read(word.removeprefix(FLAG + "=")))
+            path = word.removeprefix(FLAG + "=")
+            words += _words(_read(path), path)
         given = word == FLAG
     return [*argv[:1], *words, *argv[1:]]
 
@@ -28,12 +29,14 @@ def _read(path: str) -> dict:
         raise ValueError(f"{path}: expected a TOML file of flags, found: {getattr(e, 'strerror', None) or e}") from None
 
 
-def _words(table: dict) -> list[str]:
+def _words(table: dict, path: str) -> list[str]:
     words = []
     for key, value in table.items():
         flag = "--" + key.replace("_", "-")
+        if flag == FLAG:
+            raise ValueError(f"{path}: expected flags, found {key}: one file of flags names no other")
         if isinstance(value, dict):
-            words += _words(value)
+            words += _words(value, path)
         elif isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:

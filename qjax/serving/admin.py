@@ -51,10 +51,15 @@ async def stats(request: Request) -> JSONResponse:
 
 
 async def clear(request: Request) -> JSONResponse:
-    """Empties the caches in memory; with ?tier=disk that on NVMe, with ?tier=all both."""
+    """Empties the caches in memory; with ?tier=disk that on NVMe, with ?tier=all both. The tier may stand in a JSON body, too."""
     service: Service = request.app.state.service
     service.administrate(request)
-    tier = request.query_params.get("tier", "memory")
+    asked = {"tier": "memory"} | dict(request.query_params)
+    if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+        asked |= await service.json(request)
+    if asked.keys() != {"tier"}:
+        raise BadRequest("expected tier and nothing else, found more")
+    tier = asked["tier"]
     if tier not in TIERS:
         raise BadRequest(f"tier: expected {', '.join(TIERS[:-1])} or {TIERS[-1]}, found another", "tier")
     await run_in_threadpool(service.clear, tier)

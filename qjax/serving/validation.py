@@ -27,7 +27,7 @@ def validated(body: type[B], value: dict) -> B:
     except ValidationError as e:
         errors = e.errors(include_url=False, include_input=False)
     # a value that fits no form of a union has an error for each: the form that fits furthest is the one that was meant
-    placed = [(error, *_path(value, error["loc"])) for error in errors]
+    placed = [(error, *_path(value, error)) for error in errors]
     error, path, found = max(placed, key=lambda each: (each[0]["type"] == "refused", len(each[1])))
     name = functools.reduce(step, path, "")
     alike = [error for error, where, _ in placed if where == path]
@@ -39,13 +39,13 @@ def tokenized(value: dict) -> TokenizeText | TokenizeChat:
     return validated(TokenizeChat if "messages" in value else TokenizeText, value)
 
 
-def _path(value, place: tuple) -> tuple[list, object]:
+def _path(value, error: dict) -> tuple[list, object]:
     """The keys of a place that are the body's own, not names of the schema's forms, and what is there; a missing field is named."""
-    path = []
+    path, place = [], error["loc"]
     for key in place:
         if (isinstance(value, dict) and key in value) or (isinstance(value, list) and isinstance(key, int) and key < len(value)):
             value = value[key]
-        elif isinstance(value, dict) and key == place[-1] and isinstance(key, str):
+        elif error["type"] == "missing" and key == place[-1]:
             return [*path, key], None
         else:
             continue

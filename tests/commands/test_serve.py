@@ -1,6 +1,7 @@
 """`qjax serve` as a process: its flags, its address, and how it stops."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from qjax.cli import main
 from tests.serving.live import live, until
+from tests.storage.children import run_with_mounts
 
 CHAT = "/v1/chat/completions"
 SMALL = ("--context-tokens", "8192")
@@ -37,6 +39,33 @@ def test_a_conversation_goes_on_after_a_planned_stop(compile_cache, tmp_path):
     assert cached > first["usage"]["prompt_tokens"] - 64
     assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["choices"][0]["message"] == cold["choices"][0]["message"]
+
+
+FULL = """
+import contextlib, subprocess, sys
+from pathlib import Path
+from tests.commands.test_serve import SMALL, turn
+from tests.serving.live import live
+
+directory = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", directory], check=True)
+with live(Path(sys.argv[2]), "--compile-cache", sys.argv[3], *SMALL, "--disk-cache", str(directory), "--disk-free-gb", "0") as server:
+    turn(server.url, [{"role": "user", "content": "The worker reads the file. " * 200}])
+    with (directory / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+print(server.log.read_text())
+"""
+
+
+def test_a_planned_stop_on_a_full_disk_says_what_is_missing_and_ends_well(compile_cache, tmp_path):
+    """Status 0, which live asserts, a line for the conversation and one for the answers on record."""
+    (tmp_path / "states").mkdir()
+    lines = run_with_mounts(FULL, tmp_path / "states", tmp_path, compile_cache).splitlines()
+    conversation, answers = (line for line in lines if "WARNING" in line)
+    assert re.search(r"a conversation of [\d,]+ tokens is not written: it needs .* MiB more", conversation)
+    assert "answers was not written (No space left on device)" in answers
+    assert not any("Traceback" in line or "ERROR" in line for line in lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -73,6 +102,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
         (["--model", "/nowhere"], "/nowhere"),
         (["--max-depth", "9999"], "max-depth must be at most 200"),
         (["--config", "/nowhere.toml"], "/nowhere.toml: expected a TOML file of flags"),
+        (["--ledger", "/nowhere/requests.jsonl"], "--ledger: expected a file in a directory that is there, found none at /nowhere"),
     ],
 )
 def test_wrong_flags_are_told_before_anything_is_loaded(flags, words, capsys, monkeypatch):
@@ -91,6 +121,13 @@ def test_a_config_file_holds_flags_and_the_command_line_goes_before_it(tmp_path,
         found = httpx2.get(f"{server.url}/v1/models").json()["data"][0]
         assert (found["id"], found["max_model_len"]) == ("file", 3000)
         assert httpx2.post(server.url + CHAT, content=b" " * 2**21).status_code == 413
+
+
+def test_a_config_file_in_a_config_file_is_refused(tmp_path, capsys):
+    file = tmp_path / "serve.toml"
+    file.write_text('[server]\nconfig = "other.toml"\n')
+    assert main(["serve", "--config", str(file)]) == 2
+    assert f"{file}: expected flags, found config" in capsys.readouterr().err
 
 
 def test_an_unknown_key_of_a_config_file_is_named(tmp_path, capsys):

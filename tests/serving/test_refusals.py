@@ -49,6 +49,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_it_is_read(server):
             "messages[0].content[0]",
             "only parts of",
         ),
+        ({"messages": [{"role": "user", "content": {}}]}, 400, "messages[0].content", "expected a string or a list, found an object"),
         ({"messages": HELLO, "reasoning_effort": "huge"}, 400, "reasoning_effort", "none, minimal"),
         ({"messages": HELLO, "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
         ({"messages": HELLO, "guided_json": {"type": "object"}}, 400, "guided_json", "not supported"),

@@ -200,4 +200,9 @@ def test_caches_are_emptied_by_tier(compile_cache, tmp_path):
         assert cached(there) > 100  # from memory
         assert there.http.post("/v1/cache/clear?tier=all").json() == {"cleared": "all"}
         assert cached(there) == 0
-        assert there.http.post("/v1/cache/clear?tier=some").status_code == 400
+        assert cached(there) > 100
+        assert there.http.post("/v1/cache/clear", json={"tier": "all"}).json() == {"cleared": "all"}
+        assert cached(there) == 0
+        assert there.http.post("/v1/cache/clear", json={}).json() == {"cleared": "memory"}
+        for wrong in ({"params": {"tier": "some"}}, {"json": {"tier": ["all"]}}, {"json": {"what": "all"}}, {"content": b"all"}):
+            assert there.http.post("/v1/cache/clear", **wrong).status_code == 400
