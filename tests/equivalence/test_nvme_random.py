@@ -93,7 +93,7 @@ class Machine(stateful.RuleBasedStateMachine):
     def check(self):
         """Between requests sessions hold pages, and what waits to be staged; and what is staged has room, or is one entry."""
         nvme = self.caches.nvme
-        recount_memory(self.caches, [one.anchor.sequence for one in nvme._backlog])
+        recount_memory(self.caches, nvme._backlog.sequences)
         with nvme._writer._changed:
             sizes = [nbytes for _, _, nbytes, _ in nvme._writer._pending.values() if nbytes]
         assert sum(sizes) <= nvme._writer.limit or len(sizes) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from qjax.caches.anchors import Anchor
 from qjax.caches.nvme.admission import Admission
+from qjax.caches.nvme.backlog import Backlog
 from qjax.caches.nvme.chain import Chain
-from qjax.caches.nvme.filed import ANCHOR, DISK, FiledAnchor
+from qjax.caches.nvme.filed import ANCHOR, FiledAnchor
 from qjax.caches.nvme.head import NONE, Head, longest
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.rates import Rates
@@ -22,7 +23,7 @@ from qjax.caches.nvme.restore import Damaged, Reader, restore
 from qjax.caches.nvme.room import Room
 from qjax.caches.nvme.spill import read_back, spill
 from qjax.caches.nvme.staging import Staging
-from qjax.caches.nvme.writer import Lot, Writer
+from qjax.caches.nvme.writer import Writer
 from qjax.caches.session import Session
 from qjax.caches.tier import Gone, Hit, NoRoom, Restored, Unusable
 from qjax.config import TOKEN, DiskConfig
@@ -49,20 +50,6 @@ class Intake:
     anchors: list[Anchor] = field(default_factory=list)
 
 
-@dataclass
-class Waiting:
-    """An anchor whose pages are staged one by one; until then they are held in the pool. pages: keys of those that are.
-
-    before: the next shorter one of its request, whose pages it shares. lot: None where it was not begun.
-    """
-
-    chain: Chain
-    anchor: Anchor
-    before: Waiting | None
-    lot: Lot | None = None
-    pages: list[str] = field(default_factory=list)
-
-
 class Nvme:
     """A tier. One thread owns it, as the pool; the writer's threads never touch the pool."""
 
@@ -78,7 +65,7 @@ class Nvme:
         self._writer = writer(storage, config.bytes("staging_gb"), self.room.make)
         self._staging = Staging(pool, self.index, self._writer, level)
         self.reader = reader(storage, self._writer, pool.layout)
-        self._backlog: deque[Waiting] = deque()
+        self._backlog = Backlog(pool, self._staging, self.room, self.counts)
         self._clears = 0
         self._resumes = 0.0  # when something is looked for again
         self.closed = False
@@ -217,47 +204,12 @@ class Nvme:
     def offer(self, intake: Intake) -> None:
         """Has the anchors of a request written, and the pages below them, which stay held until they were staged."""
         anchors, intake.anchors = intake.anchors, []
-        one = None
-        for anchor in anchors if self._writes and intake.clears == self._clears else ():  # what was taken before a clear does not come back
-            self._pool.hold(anchor.sequence.pages)
-            self._backlog.append(one := Waiting(intake.chain, anchor, one))
+        if self._writes and intake.clears == self._clears:  # what was taken before a clear does not come back
+            self._backlog.add(intake.chain, anchors)
 
-    @deferred()
     def pump(self) -> None:
         """Stages what there is room for. Costs a copy of a page for each, and waits for nothing."""
-        while self._backlog:
-            one = self._backlog[0]
-            sequence, length = one.anchor.sequence, one.anchor.length
-            if not self._goes_on(one):
-                self._give_up(self._backlog.popleft())
-                continue
-            for number in range(len(one.pages), sequence.pages.size):
-                key = self._staging.page(one.chain, sequence.tokens, length, number, int(sequence.pages[number]), DISK, lot=one.lot)
-                if key is None:
-                    return
-                one.pages.append(key)
-            key = self._staging.anchor(one.chain, one.anchor, one.pages, DISK, lot=one.lot)
-            if key is None:
-                return
-            self._staging.let_go([key, *one.pages])
-            self._pool.release(sequence.pages)
-            self._backlog.popleft()
-
-    def _goes_on(self, one: Waiting) -> bool:
-        """Whether an anchor is on its way; it is not begun where it has no room with all pages below it that are not there."""
-        if one.lot is None:
-            one.lot = self._staging.lot(self.room, f"a head of {one.anchor.length:,} tokens", one.chain, one.anchor.length, [one.anchor], DISK)
-            if one.lot is None:
-                return False
-            one.lot.on = one.before and one.before.lot
-        return not one.lot.lost
-
-    def _give_up(self, one: Waiting) -> None:
-        if one.lot is not None:
-            one.lot.failed = True
-        self._staging.let_go(one.pages)
-        self._pool.release(one.anchor.sequence.pages)
-        self.counts["dropped_no_room"] += 1
+        self._backlog.pump()
 
     @property
     def waits(self) -> bool:
@@ -267,14 +219,8 @@ class Nvme:
     @deferred()
     def give_up(self) -> bool:
         """Gives up what waits to be staged, because the pool needs its pages; whether there was anything."""
-        self.pump()
-        return self._forget_backlog()
-
-    def _forget_backlog(self) -> bool:
-        there = bool(self._backlog)
-        while self._backlog:
-            self._give_up(self._backlog.popleft())
-        return there
+        self._backlog.pump()
+        return self._backlog.forget()
 
     def forwarded(self, tokens: int, seconds: float) -> None:
         """Told how long a prefill took, and when a request has ended; no time is that of one that did not end."""
@@ -342,7 +288,7 @@ class Nvme:
     def abandon(self) -> None:
         """Closes the storage without what waits, after what is being written."""
         self._writes = False
-        self._forget_backlog()
+        self._backlog.forget()
         self._writer.abandon()
         self._close()
 
