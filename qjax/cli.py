@@ -124,7 +124,7 @@ def _cache(parser):
     group.add_argument("--disk-days", type=reads["disk_days"], metavar="N", help="what was not used for N days")
     group.add_argument("--disk-gb", type=reads["disk_gb"], metavar="X", help="heads, the least valuable first, until X GiB are left of them")
     group.add_argument(
-        "--spill-gb", type=reads["spill_gb"], metavar="X", help="conversations, the longest unused first, until X GiB are left of them"
+        "--spill-gb", type=reads["spill_gb"], metavar="X", help="conversations, those that are worth least first, until X GiB are left of them"
     )
     group.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
     columns = {

@@ -222,14 +222,17 @@ class Storage(contextlib.AbstractContextManager):
         with self._lock:
             return dict(self._index)
 
-    def touch(self, key: str) -> None:
-        """Notes that an entry was used now. Times of use only grow, also when the clock is set back."""
+    def touch(self, key: str, used: float | None = None) -> None:
+        """Notes that an entry was used now, or what it is a copy of at an earlier time. Times of use only grow, also when the clock is set back."""
         self._check()
+        now = self._now()
         with self._lock:
             if not (entry := self._index.pop(key, None)):
                 return
+            entry.used = now if used is None else min(used, now)
             self._index[key] = entry
-        entry.used = self._now()
+            if used is not None:
+                self._index = dict(sorted(self._index.items(), key=lambda item: item[1].used))
         self._mark(entry)
 
     def _mark(self, entry: Entry) -> None:

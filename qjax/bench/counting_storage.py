@@ -52,10 +52,10 @@ class CountingStorage:
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
 
-    def touch(self, key: str) -> None:
+    def touch(self, key: str, used: float | None = None) -> None:
         if entry := self._entries.pop(key, None):
             self._entries[key] = entry
-            entry.used = self.drive.now
+            entry.used = self.drive.now if used is None else used
 
     def drop(self, key: str, unless: Callable[[], bool] = lambda: False) -> bool:
         if unless():

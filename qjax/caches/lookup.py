@@ -185,7 +185,7 @@ class Caches:
                 one.clear()
 
     def close(self) -> None:
-        """A planned stop: the resident and the parked sessions are written to NVMe, and what waits to be written.
+        """A planned stop: all conversations in the pool are written to NVMe, the last one last, and what waits to be written.
 
         Not those below a grid line, which one forward reads again. An interrupt leaves out what was not begun.
         """
@@ -194,7 +194,7 @@ class Caches:
         try:
             self.nvme.drain()  # heads first: a conversation holds what it stands on until it is written, which may have to make way for them
             for session in sorted(self.resident.sessions, key=lambda s: (s.role == "resident", s.used)):
-                if session.role in ("resident", "parked") and session.length >= self.pool.layout.grid:
+                if session.role != "pinned" and session.length >= self.pool.layout.grid:
                     self.nvme.spill(session, STOP)
             self.nvme.close()
         except BaseException:

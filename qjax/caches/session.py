@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,8 +20,8 @@ ROLES = ("resident", "guest", "parked", "pinned")
 class Session:
     """keys: int64 [n] of the rows that exist. pages: held until `close`. anchors: ascending. history: the last prompt without its
     generation prompt, a prefix of whatever the client sends next. turns: requests that have gone on with each other here, request: the
-    number of the last one. owner: whose conversation it is, by the name that its client gives it. source: where it was read back from,
-    for the ledger, filed: the key that it has there; None for one that came about here.
+    number of the last one. touched: `time.monotonic` of its last use. owner: whose conversation it is, by the name that its client gives it.
+    source: where it was read back from, for the ledger, filed: the key that it has there; None for one that came about here.
     """
 
     def __init__(self, pool: PagePool, keys: np.ndarray, tenant: str, sequence: Sequence, anchors: Iterable[Anchor], history: int, role: str):
@@ -32,6 +33,7 @@ class Session:
         self._pool, grid = pool, pool.layout.grid
         self.keys, self.tenant, self.history, self.role, self.used = keys, tenant, history, role, 0
         self.turns, self.request, self.owner, self.source, self.filed = 1, 0, None, None, None
+        self.touched = time.monotonic()
         self.pages = [int(p) for p in sequence.pages]
         pool.hold(self.pages)
         self.anchors = []

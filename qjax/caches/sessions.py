@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -209,7 +210,7 @@ class Sessions:
 
     def _touch(self, session: Session) -> None:
         self._clock += 1
-        session.used = self._clock
+        session.used, session.touched = self._clock, time.monotonic()
 
     def _close(self, session: Session, reason: str, but: Session | None = None) -> None:
         """Drops a session; anchors that another one has too, or `but`, are not dropped."""

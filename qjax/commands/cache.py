@@ -13,11 +13,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from qjax.caches.nvme.filed import DISK, PAGE, SPILL
+from qjax.caches.nvme.filed import ANCHOR, DISK, PAGE, SESSION, SPILL
 from qjax.commands.cache_contents import Cache, Contents, quiet
 from qjax.commands.cache_shown import ROWS, count, short, show, size, table, told
 from qjax.commands.console import say
 from qjax.config import DiskConfig
+from qjax.serving.archive import NAME
 from storage import Locked, StorageError, fingerprints
 
 CRITERIA = {"disk_days": "unused", "disk_gb": "over the heads' budget", "spill_gb": "over the conversations' budget"}
@@ -82,7 +83,8 @@ def listing(console: Console, cache: Cache, args) -> int:
 def as_json(cache: Cache, now: float) -> dict:
     free = cache.contents[0].storage.free() if cache.contents else None
     shown = [contents.facts(now) for contents in cache.contents]
-    return {"directory": cache.config.disk_cache, "free": free, "fingerprints": shown, "others": [asdict(other) for other in cache.others]}
+    others = [asdict(other) for other in cache.others]
+    return {"directory": cache.config.disk_cache, "free": free, "fingerprints": shown, "others": others, "answers_nbytes": cache.answers}
 
 
 def explain(console: Console, cache: Cache, args) -> int:
@@ -187,7 +189,11 @@ def prune(console: Console, cache: Cache, args, criteria: list[str]) -> int:
         gone = removed(contents, cache.config, criteria, bad)
     nbytes = {key: contents.entries[key].nbytes if key in contents.entries else 0 for key in gone}
     with Cache(cache.config) as after:
-        left = after.contents[0].entries if after.contents else {}
+        left, answers = after.contents[0].entries if after.contents else {}, None
+        if not any(key.startswith((ANCHOR, SESSION)) for key in (left.keys() - gone if args.dry_run else left)):  # nothing that they belong to
+            answers = after.answers
+            if answers is not None and not args.dry_run:
+                (Path(cache.config.disk_cache) / NAME).unlink()
         stuck = [] if args.dry_run else [key for key in gone if key in left]
         facts = {
             "dry_run": args.dry_run,
@@ -197,6 +203,7 @@ def prune(console: Console, cache: Cache, args, criteria: list[str]) -> int:
             "others": [asdict(other) for other in cache.others],
             "damaged": faults | bad,
             "not_removed": stuck,
+            "answers_nbytes": answers,
         }
         if args.json:
             print(json.dumps(as_json(after, now) | {"pruned": facts}))
@@ -245,6 +252,8 @@ def summary_of(facts: dict, nbytes: dict[str, int]) -> list[str]:
     if facts["unfinished"]:
         lines.append(f"{verb} {count(facts['unfinished'], 'entry')} that an engine had not finished")
     lines += [f"{verb} {count(o['entries'], 'entry')}, {size(o['nbytes'])}, of another fingerprint, {o['digest'][:8]}" for o in facts["others"]]
+    if facts["answers_nbytes"] is not None:
+        lines.append(f"{verb} the answers on record, {size(facts['answers_nbytes'])}")
     if facts["not_removed"]:
         lines.append(f"could not remove {count(len(facts['not_removed']), 'entry')}: {', '.join(facts['not_removed'][:5])}")
     return lines

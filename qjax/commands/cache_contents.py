@@ -15,6 +15,7 @@ from qjax.caches.nvme.filed import ANCHOR, DISK, IDS, PAGE, SESSION, SPILL, File
 from qjax.caches.nvme.index import Index
 from qjax.caches.nvme.place import GOLDEN, bucket_options
 from qjax.config import DiskConfig, EngineConfig
+from qjax.serving.archive import NAME
 from storage import Entry, Storage, fingerprints
 from storage.entry import META
 from storage.fingerprint import FIELDS, Fingerprint
@@ -257,6 +258,12 @@ class Cache(contextlib.AbstractContextManager):
         differs = self.contents[0].fingerprint.differences(text) if self.contents else {}
         files = [path for path in (Path(self.config.disk_cache) / digest).rglob("*") if path.is_file()]
         return Other(digest, sum(path.name == META for path in files), sum(path.lstat().st_size for path in files), differs)
+
+    @property
+    def answers(self) -> int | None:
+        """Bytes of the answers that a server has left on record here; None where there are none."""
+        path = Path(self.config.disk_cache) / NAME
+        return path.stat().st_size if not self.bucket and path.is_file() else None
 
     def __exit__(self, *_) -> None:
         self._opened.close()

@@ -60,7 +60,9 @@ def show(console: Console, cache: Cache, now: float, limit: int | None) -> None:
     for other in cache.others:
         say(console, "")
         say(console, foreign(other))
-    if not cache.contents and not cache.others:
+    if cache.answers is not None:
+        say(console, f"\nanswers on record of `qjax serve`, {size(cache.answers)}: conversations go on with their rows by them")
+    if not cache.contents and not cache.others and cache.answers is None:
         say(console, "It holds nothing yet.")
 
 
@@ -100,7 +102,7 @@ def table(console: Console, rows: list[Row], letters: int, now: float, limit: in
     for name in COLUMNS:
         made.add_column(name, justify="left" if name in ("key", "what") else "right", overflow="fold")
     for row in rows[:limit]:
-        value, what = "" if row.value is None else number(row.value * 2**20), f"  {row.what}" if row.of else row.what
+        value, what = "" if row.value is None else number(row.value * DAY * 2**20), f"  {row.what}" if row.of else row.what
         shown.append((row.key[:letters], what, f"{row.tokens:,}", size(row.nbytes), f"{row.hits:,}", span(now - row.used), value))
         made.add_row(*map(Text, shown[-1]))
     wanted = console.measure(made, options=console.options.update(max_width=10_000)).maximum
@@ -133,7 +135,8 @@ def _anchor(facts: dict, letters: int, now: float, limit: int | None) -> list[st
     lines.append(f"A restore reads {size(facts['read_nbytes'])}, {size(facts['nbytes'])} of its own and {count(len(facts['pages']), 'page')}:")
     lines += _pages(facts["pages"], letters, limit)
     if head:
-        lines.append(f"It is kept {WITHIN}, and for --disk-days after its last use: {_before(facts)}")
+        kept = f"with {_keys('conversation', facts['conversations'], letters)}, and then " if facts["conversations"] else ""
+        lines.append(f"It is kept {kept}{WITHIN}, and for --disk-days after its last use: {_before(facts)}")
     elif facts["conversations"]:
         lines.append(f"It is kept with {_keys('conversation', facts['conversations'], letters)}, and goes with it.")
     else:
@@ -203,7 +206,7 @@ def _keys(what: str, keys: list[str], letters: int) -> str:
 
 def _before(facts: dict) -> str:
     less = "is worth less" if facts["before"] == 1 else "are worth less"
-    return f"of {count(facts['of'], 'entry')} that can go by themselves {facts['before']:,} {less} and would go before it."
+    return f"of {count(facts['of'], 'entry')} that can go by themselves {facts['before']:,} {less} now; what goes changes what others are worth."
 
 
 def _value(facts: dict) -> str:

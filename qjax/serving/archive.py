@@ -45,6 +45,13 @@ class Archive:
                 scratch.unlink()
             log.warning("%s was not written (%s): after a restart conversations go on as their clients send them", self._path, e.strerror or e)
 
+    def remove(self) -> None:
+        """What is there goes, with the caches that it lies beside; one line in the log where it cannot."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as e:
+            log.warning("%s was not removed: %s", self._path, e.strerror or e)
+
     def load(self, records: Records) -> int:
         """Adds what is there, and says how many there are; none, and one line in the log, where it is damaged or of another model."""
         try:

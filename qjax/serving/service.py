@@ -41,9 +41,9 @@ class Service:
         when_ended: Callable[[], None] = lambda: None,
         disk: DiskConfig | None = None,
     ):
-        """Starts loading. disk: the engine's; where it writes conversations, the answers are written beside them at the end. when_ended: called
-        where the engine's thread ends. ValueError for keys that are none, for an address or pages that let everyone in where there is no key,
-        and for a rule that is no regular expression.
+        """Starts loading. disk: the engine's; the answers that lie beside its conversations are read, and where it writes conversations they are
+        written at the end. when_ended: called where the engine's thread ends. ValueError for keys that are none, for an address or pages that
+        let everyone in where there is no key, and for a rule that is no regular expression.
         """
         self.config, self.limits, self.started = config, limits, int(time.time())
         self.keys = Keys.of(config.api_key, config.key_file, config.admin_key)
@@ -58,21 +58,23 @@ class Service:
         self.prompts: Prompts | None = None
         self._load, self._disk, self._tasks, self._when_ended = load, disk, set(), when_ended
         self._archive: Archive | None = None
+        self._archives = False  # whether the file is this server's to write
         self.worker = Worker(self._loaded, config.queue, self._ended)
         self.metrics = Metrics(self.worker)
 
     def _loaded(self) -> Engine:
         engine = self._load()
         self.prompts = Prompts(engine.model, align=self.config.end_align, reasoning=self.config.end_align_reasoning)
-        if self._disk and self.prompts.records is not None and engine.caches.nvme and engine.caches.nvme.spills:
-            model = engine.model
+        nvme = engine.caches.nvme
+        if self._disk and self.prompts.records is not None and nvme and "://" not in self._disk.disk_cache:
+            model, self._archives = engine.model, nvme.spills
             good_for = xxhash.xxh3_128_hexdigest(f"{model.tokenizer.digest}\n{model.template.source}".encode())
             self._archive = Archive(Path(self._disk.of_model(model.name).disk_cache), good_for)
             self._archive.load(self.prompts.records)
         return engine
 
     def _ended(self) -> None:
-        if self._archive:
+        if self._archives:
             self._archive.save(self.prompts.records)
         self._when_ended()
 
@@ -103,6 +105,9 @@ class Service:
 
     async def json(self, request: Request) -> dict:
         """The JSON object of a request's body. Raises BadRequest and TooLarge."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and (error := self.limits.too_long(int(declared))):
+            raise error  # before any of it is asked for
         parts, size = [], 0
         async for part in request.stream():
             parts.append(part)
@@ -126,6 +131,8 @@ class Service:
         self.worker.check()
         if tier != "disk":
             self.prompts.clear()
+        if tier != "memory" and self._archives:
+            self._archive.remove()
         self.worker.do(lambda engine: engine.caches.clear(memory=tier != "disk", files=tier != "memory"))
 
     def spawn(self, work: Coroutine) -> asyncio.Task:

@@ -34,7 +34,7 @@ class Files:
         self.dropped.append(key)
         return self.there.pop(key, None) is not None
 
-    def touch(self, key: str) -> None:
+    def touch(self, key: str, used: float | None = None) -> None:
         """Times of use are the index's own here."""
 
     def add(self, *entries: Entry) -> None:

@@ -278,9 +278,9 @@ def test_a_session_supersedes_those_that_it_goes_on_with(history, goes):
         files.add(*pages(of, length), anchor(of, length, use=SPILL))
         files.add(session(name, of, [length], history=history if name == "old" else None))
     index = Index(files, GRID)
-    index.supersede("s-new", new.keys)
+    index.supersede("s-new", new.keys, NOW - 7)
     assert sorted(index.sessions) == ["s-apart", "s-b", "s-new"] if goes else ["s-apart", "s-b", "s-new", "s-old"]
-    assert index.sessions["s-new"].used == NOW
+    assert index.sessions["s-new"].used == NOW - 7
     assert index.bytes(SPILL) == sum(e.nbytes for e in files.there.values())
 
 

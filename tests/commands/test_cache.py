@@ -9,6 +9,8 @@ import pytest
 from qjax.caches.nvme.values import FIRST
 from qjax.caches.returns import Returns
 from qjax.cli import main
+from qjax.commands.cache_shown import number
+from qjax.serving.archive import NAME
 from storage import Storage
 from tests.commands.cached import FIELDS, GRID, SECOND, as_json, key_of, make, refused, rows, shown
 from tests.storage.test_bucket import s3_server
@@ -60,6 +62,28 @@ def test_a_value_counts_from_the_next_shorter_one(tmp_path, capsys):
     directory = make(tmp_path / "made", 128, *lengths)
     for length in lengths:
         assert as_json(capsys, directory, "--explain", f"a-{length:032}")["saves"] == 1
+
+
+def test_the_list_has_values_of_a_day_and_a_mib(states, capsys, monkeypatch):
+    """A day's seconds were missing once."""
+    at = time.time()
+    monkeypatch.setattr(time, "time", lambda: at)
+    listed = {line.split()[0]: line.split()[-1] for line in shown(capsys, states).splitlines() if re.match("[as]-", line)}
+    for key, row in rows(capsys, states).items():
+        (value,) = (value for short, value in listed.items() if key.startswith(short))
+        assert value == number(row["value"] * 86_400 * 2**20)
+
+
+def test_answers_on_record_are_shown_and_go_with_the_last_entry(states, capsys):
+    file = states / NAME
+    file.write_bytes(bytes(5000))
+    assert as_json(capsys, states)["answers_nbytes"] == 5000
+    assert "answers on record of `qjax serve`, 4.9 KiB" in shown(capsys, states)
+    assert "the answers on record" not in shown(capsys, states, "--prune", "--spill-gb", "0")
+    assert "would remove the answers on record, 4.9 KiB" in shown(capsys, states, "--prune", "--disk-gb", "0", "--spill-gb", "0", "--dry-run")
+    assert file.exists()
+    assert "removed the answers on record, 4.9 KiB" in shown(capsys, states, "--prune", "--disk-gb", "0", "--spill-gb", "0")
+    assert not file.exists()
 
 
 def test_explained(states, capsys):

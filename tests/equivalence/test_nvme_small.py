@@ -29,7 +29,7 @@ def run(seed, length):
         recount(caches, directory)
 def whole(seed, length):
     with started(engine, directory, caches={"cache_budget_gb": 0}, session_spill=False, disk_min_tokens=10**6) as caches:
-        caches.nvme.storage.touch = lambda key: None
+        caches.nvme.storage.touch = lambda *_: None
         record = assert_cold(engine, followed(prompt(length, seed=seed), turns[seed], prompt(9, seed=9)))
         recount(caches, directory)
         return record.start > length

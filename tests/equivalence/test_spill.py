@@ -1,5 +1,7 @@
 """Warm against cold over the session spill: conversations that a planned stop wrote to files are gone on with after a new start."""
 
+import time
+
 import pytest
 
 from qjax.config import TOKEN
@@ -51,6 +53,48 @@ def test_a1_what_was_read_back_is_gone_on_with_twice(tiny_engine, tmp_path):
             assert assert_restored(tiny_engine, tokens, "prompt", tokens.size)[1] == generated
             tokens = followed(tokens, generated, prompt(20, seed=5 + turn))
             recount(caches, tmp_path)
+
+
+def test_a_guest_is_written_too(tiny_engine, tmp_path):
+    """The newest conversation is a guest where a longer one is the resident one."""
+    with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+        answer(tiny_engine, prompt(400))
+        _, generated, _ = answer(tiny_engine, prompt(80, seed=1))
+        assert sorted(s.role for s in caches.resident.sessions) == ["guest", "resident"]
+    with started(tiny_engine, tmp_path, **SESSIONS):
+        assert_restored(tiny_engine, followed(prompt(80, seed=1), generated, prompt(20, seed=9)), "spill", 84)
+
+
+def test_a_conversation_was_used_when_it_was_used_and_not_when_it_was_written(tiny_engine, tmp_path, monkeypatch):
+    """Three of one size, and room for two: the one that nobody asked for goes, whichever is written last."""
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+        for seed, pause in enumerate((0.0, 5000.0, 1.0)):
+            clock[0] += pause
+            answer(tiny_engine, prompt(200, seed=seed))
+        assert len(caches.resident.sessions) == 3
+    with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+        found = sorted(caches.nvme.index.sessions.values(), key=lambda s: s.used)
+        assert [round(found[-1].used - s.used) for s in found] == [5001, 1, 0]
+        assert found[-1].resident
+        size = caches.nvme.index.bytes()
+        caches.nvme.index.evict(None, size - 1)
+        assert found[0].key not in caches.nvme.index.sessions
+
+
+def test_a_start_without_a_request_changes_nothing(tiny_engine, tmp_path):
+    """What it has read back is not written again: else regular restarts would keep it for ever."""
+    with started(tiny_engine, tmp_path, **SESSIONS):
+        answer(tiny_engine, prompt(300))
+    there = {}
+    for turn in range(3):
+        with started(tiny_engine, tmp_path, **SESSIONS) as caches:
+            found = {s.key: (s.used, s.turns, s.resident) for s in caches.nvme.index.sessions.values()}
+            assert caches.resident.resident.length == 304
+        assert turn == 0 or found == there
+        there = found
+    assert len(there) == 1
 
 
 def test_the_parked_ones_are_found(tiny_engine, tmp_path):

@@ -63,6 +63,37 @@ def test_the_control_without_the_file_parts_at_the_first_answer(compile_cache, t
     assert cached(after) < before["prompt_tokens"]
 
 
+@pytest.mark.parametrize("tier", ["disk", "all"])
+def test_what_empties_the_files_removes_it(compile_cache, tmp_path, tier):
+    disk = DiskConfig.private(tmp_path)
+    with inside(lambda: embedded(compile_cache, disk), disk=disk) as there:
+        talk(there, [])
+    file = tmp_path / "embedded" / NAME
+    assert file.exists()
+    with inside(lambda: embedded(compile_cache, disk), disk=disk) as there:
+        assert there.http.post("/v1/cache/clear").status_code == 200
+        assert file.exists()
+        assert there.http.post(f"/v1/cache/clear?tier={tier}").status_code == 200
+        assert not file.exists()
+
+
+def test_a_second_server_on_the_directory_reads_it_and_leaves_it_alone(compile_cache, tmp_path):
+    """It cannot write there, and goes on with the conversations all the same."""
+    disk, messages = DiskConfig.private(tmp_path, spill_min_tokens=0), []
+    with inside(lambda: embedded(compile_cache, disk), disk=disk) as there:
+        before = talk(there, messages)
+    file = tmp_path / "embedded" / NAME
+    with inside(lambda: embedded(compile_cache, disk), disk=disk):
+        whole = file.read_bytes()
+        with inside(lambda: embedded(compile_cache, disk), disk=disk) as second:
+            assert second.service.worker.engine.caches.nvme.storage.read_only
+            second.service.worker.do(lambda engine: setattr(engine.caches.nvme, "pays", lambda *_: True))
+            after = turn(second, messages, "Thanks, and my room?")
+            assert second.http.post("/v1/cache/clear?tier=all").status_code == 200
+        assert file.read_bytes() == whole
+    assert cached(after) >= before["prompt_tokens"] + before["completion_tokens"] - 1
+
+
 @pytest.fixture
 def kept(compile_cache, tmp_path):
     """Records as a server has them, and the directory in which they lie."""

@@ -9,6 +9,7 @@ from qjax.config import ServeConfig
 from qjax.serving.limits import Limits
 from qjax.serving.service import Service
 from tests.serving.inside import embedded, inside
+from tests.serving.wire import answer, post, wire
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = "/v1/chat/completions"
@@ -75,6 +76,14 @@ def test_routes_and_methods_that_are_not_there(server):
     assert response.headers["allow"] == "POST"
     assert refused(server.http.get("/v1/models/other"), 404)["code"] == "model_not_found"
     assert server.http.get("/v1/models/embedded").json()["max_model_len"] == 4096
+
+
+def test_a_body_that_says_that_it_is_above_the_limit_is_not_waited_for(server):
+    for expects in (b"", b"Expect: 100-continue\r\n"):
+        with wire(server.url) as connection:
+            head, _, _ = post(b"", length=10**11).partition(b"\r\n\r\n")
+            connection.sendall(head + b"\r\n" + expects + b"\r\n")
+            assert answer(connection)[0] == 413
 
 
 def test_a_body_above_the_limit_is_not_read_to_its_end(compile_cache):

@@ -233,9 +233,11 @@ class Nvme:
             self._admission.save(self.storage, self._writer, {key: filed.hits for key, filed in self.index.anchors.items() if filed.hits})
 
     def spill(self, session: Session, seconds: float) -> bool:
-        """Has a session written; whether all of it was staged. seconds: to wait for room."""
+        """Has a session written; whether it is there or all of it was staged. seconds: to wait for room."""
         if not self.spills or not session.anchors:
             return False
+        if session.filed in self.index.sessions:  # read back, and not gone on with
+            return True
         written = spill(self._staging, self.room, self._pool.layout.grid, session, seconds)
         self.counts["spilled" if written else "dropped_no_room"] += 1
         return written

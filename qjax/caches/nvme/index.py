@@ -62,7 +62,7 @@ class Index(Catalog):
     def value(self, one: FiledAnchor | FiledSession, now: float) -> float:
         """Tokens a second that it will save for each byte that it holds, see Values."""
         saves, holds = self.worth(one)
-        return self.returns(one, now) * saves / holds
+        return self.returns(one, now) * saves / max(1, holds)
 
     def returns(self, one: FiledAnchor | FiledSession, now: float) -> float:
         """Prompts a second that will start on it."""
@@ -79,14 +79,14 @@ class Index(Catalog):
         with self._lock:
             anchors = [one] if isinstance(one, FiledAnchor) else self.own(one)
             if not anchors:  # a session of heads, and of others' states
-                return 0, 1
+                return 0, 0
             last, own = anchors[-1], {a.key for a in anchors}
             lines = (self._by_line.get(page.removeprefix(PAGE), set()) - own for page in reversed(last.pages[: last.length // self._grid]))
             stays = (max((n for key in keys if (n := self.anchors[key].length) <= last.length), default=0) for keys in lines)
             below = next(filter(None, stays), 0)
             pages = [self._pages[key] for key in dict.fromkeys(key for a in anchors for key in a.pages)]
             holds = sum(a.nbytes for a in anchors) + sum(page.nbytes for page in pages if page.over <= own)
-        return last.length - below, max(1, holds)
+        return last.length - below, holds
 
     def candidates(self, use: str | None = None, held: Collection[str] = ()) -> list[FiledAnchor | FiledSession]:
         """What can go by itself of a use, None for both: whole sessions, and anchors that are no session's. held: keys that stay."""
@@ -168,13 +168,13 @@ class Index(Catalog):
                 doomed.append(page)
         self._remove(doomed, reason)
 
-    def supersede(self, key: str, keys: np.ndarray) -> None:
-        """Notes a session as used now, and removes those that it, of these key ids, goes on with."""
-        self._storage.touch(key)
+    def supersede(self, key: str, keys: np.ndarray, used: float) -> None:
+        """Takes the session of these key ids for the last of those that it goes on with, which are removed. used: Unix seconds of its last use."""
+        self._storage.touch(key, used)
         with self._lock:
             if (new := self.sessions.get(key)) is None:
                 return
-            new.used = self.now()
+            new.used = used
             olds = [s for s in self.sessions.values() if s is not new and s.tenant == new.tenant and s.is_begun_by(keys, new.pages, self._grid)]
             had = {self.anchors[one] for old in olds for one in old.anchors if one in self.anchors}
             doomed = [key for old in olds for key in self._forget_session(old)]

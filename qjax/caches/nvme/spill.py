@@ -79,7 +79,7 @@ def read_back(pool: PagePool, reader: Reader, index: Index, counts: Counter) -> 
     filed = max(residents, key=lambda s: s.used)
     anchors = sorted((index.anchors[key] for key in filed.anchors if key in index.anchors), key=lambda a: a.length)
     try:
-        return _read(pool, reader, filed, anchors)
+        return _read(pool, reader, filed, anchors, index.now())
     except PoolFull as full:
         log.warning("the last session is not read back: %s", full)
     except Damaged as damaged:
@@ -91,7 +91,7 @@ def read_back(pool: PagePool, reader: Reader, index: Index, counts: Counter) -> 
     return None
 
 
-def _read(pool: PagePool, reader: Reader, filed: FiledSession, anchors: list[FiledAnchor]) -> Session:
+def _read(pool: PagePool, reader: Reader, filed: FiledSession, anchors: list[FiledAnchor], now: float) -> Session:
     last = anchors[-1]
     restored, ids = restore(pool, reader, last, None, last.length, last.logits)
     sequence = restored.sequence
@@ -111,6 +111,7 @@ def _read(pool: PagePool, reader: Reader, filed: FiledSession, anchors: list[Fil
                 found.append(_anchor(one, sequence.replace(length=np.int32(one.length), **parts), logits))
         session = Session(pool, ids, filed.tenant, sequence, found, filed.history, "resident")
         session.turns, session.source, session.filed = filed.turns, SPILL, filed.key
+        session.touched -= max(0.0, now - filed.used)
         return session
     finally:
         pool.release(sequence.pages)

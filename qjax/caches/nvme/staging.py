@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from qjax.caches.anchors import Anchor
@@ -148,6 +150,7 @@ class Staging:
         history = min(session.history, length)
         fields = {"tenant": session.tenant, "length": length, "history": history, "turns": session.turns, "resident": resident}
         fields |= {"tail": chain.keys[length - length % grid : length].tolist(), "pages": pages, "anchors": anchors}
+        used = self._index.now() - (time.monotonic() - session.touched)
         key = f"{SESSION}{content_sum({}, f'{pages} {anchors} {history} {resident}')}"
 
         self._index.hold(held := [key, *anchors])
@@ -156,7 +159,7 @@ class Staging:
             try:
                 if entry is not None:
                     self._index.add_session(entry)
-                    self._index.supersede(entry.key, chain.keys)
+                    self._index.supersede(entry.key, chain.keys, used)
             finally:
                 self._index.let_go(held)
 
