@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -105,9 +106,11 @@ def test_ctrl_c_while_a_planned_stop_waits(tiny_engine, tmp_path, caplog, ctrl_c
     with Slow(monkeypatch) as slow:
 
         def interrupt():
-            while len(slow.keys) < 2:
-                pass
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            main = threading.main_thread().ident
+            # not in some other place: one that arrives in a weak reference's callback is lost to Python
+            while len(slow.keys) < 2 or sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+                time.sleep(0.01)
+            signal.pthread_kill(main, signal.SIGINT)
             slow.go()
 
         thread = threading.Thread(target=interrupt)
