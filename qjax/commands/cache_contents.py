@@ -29,7 +29,7 @@ LOGGERS = "storage.storage", "storage.directory", "qjax.caches.nvme.catalog"
 class Row:
     """A line of the list. tokens: whose state it is. nbytes: what would go with it. hits: prompts that it served. used: Unix seconds.
 
-    value: tokens a byte, as of Index.value; None of a conversation. of: key of a part's conversation.
+    value: tokens a second and byte, as of Index.value. of: key of a part's conversation.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Row:
     nbytes: int
     hits: int
     used: float
-    value: float | None
+    value: float
     of: str | None = None
 
 

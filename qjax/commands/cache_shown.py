@@ -102,7 +102,7 @@ def table(console: Console, rows: list[Row], letters: int, now: float, limit: in
     for name in COLUMNS:
         made.add_column(name, justify="left" if name in ("key", "what") else "right", overflow="fold")
     for row in rows[:limit]:
-        value, what = "" if row.value is None else number(row.value * DAY * 2**20), f"  {row.what}" if row.of else row.what
+        value, what = number(row.value * DAY * 2**20), f"  {row.what}" if row.of else row.what
         shown.append((row.key[:letters], what, f"{row.tokens:,}", size(row.nbytes), f"{row.hits:,}", span(now - row.used), value))
         made.add_row(*map(Text, shown[-1]))
     wanted = console.measure(made, options=console.options.update(max_width=10_000)).maximum

@@ -54,7 +54,7 @@ def test_one_after_the_other(compile_cache, tmp_path):
     """
     rows, said = told(compile_cache, tmp_path, 1350, [(1, 200), (2, 330), (2, 330), (1, 200), (2, 330), (1, 200)], heads=True)
     assert [row.rsplit(" ", 1)[0] for row in rows] == ["1 [1]", "2 [2]", "2 [2]", "1 [1]", "2 [2]", "1 [1]"]
-    assert all(re.match(r"a conversation of \d+ tokens is not written: ", line) for line in said), said
+    assert all(re.match(r"a conversation of (204|334) tokens is not written: it needs .* could make way", line) for line in said), said
 
 
 def test_one_that_never_fits(compile_cache, tmp_path):
